@@ -56,25 +56,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
             let sized = Question::new(&model, &cluster, gpus, &profiles).watched(&watch);
             sized.search(&options)
         };
-        let step_s = |found: &Found| found.answer.plans[0].predicted.step_s;
-        let best = wanted.best(&cluster, gpus, &watcher, sized, step_s);
-        let Best {
-            mut found,
-            sizes,
-            stopped,
-        } = best.map_err(|none| match none {
-            NoSize::Stopped => watcher.found_nothing(),
-            NoSize::Refused(error) => refusal(*error),
-            NoSize::TooLate(error) => Failure::Infeasible(error),
-        })?;
-        found.answer.sizes = sizes;
-        if stopped {
-            // Numbers of GPUs that were not searched may be better.
-            let search = &mut found.answer.search;
-            search.unseen = Some(search.unseen.unwrap_or(0));
-            search.optimal = false;
-        }
-        found
+        best_size(&wanted, (&cluster, gpus), &watcher, sized)?
     } else {
         let lengths = match args.objective {
             Goal::SeqLen => question.lengths(&mut options).map(Some),
@@ -136,6 +118,34 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
         text
     })?;
     Watcher::end()
+}
+
+/// The best plan of several numbers of GPUs, with what each comes to.
+fn best_size(
+    wanted: &Wanted,
+    (cluster, gpus): (&Cluster, u32),
+    watcher: &Watcher,
+    search: impl Fn(u32) -> Result<Found, Box<PlanError>>,
+) -> Result<Found, Failure> {
+    let step_s = |found: &Found| found.answer.plans[0].predicted.step_s;
+    let best = wanted.best(cluster, gpus, watcher, search, step_s);
+    let Best {
+        mut found,
+        sizes,
+        stopped,
+    } = best.map_err(|none| match none {
+        NoSize::Stopped => watcher.found_nothing(),
+        NoSize::Refused(error) => refusal(*error),
+        NoSize::TooLate(error) => Failure::Infeasible(error),
+    })?;
+    found.answer.sizes = sizes;
+    if stopped {
+        // Numbers of GPUs that were not searched may be better.
+        let search = &mut found.answer.search;
+        search.unseen = Some(search.unseen.unwrap_or(0));
+        search.optimal = false;
+    }
+    Ok(found)
 }
 
 /// A profile directory with the name it was given by.

@@ -322,7 +322,7 @@ fn differential_the_longest_sequence_is_planned() {
     let longest = found["request"]["seq_len"].as_u64().expect("a length");
     let lengths = found["lengths"].as_array().expect("several");
     assert_eq!(lengths[0]["seq_len"], 4000);
-    assert!(longest > 100_000 && longest % 32 == 0, "{longest}");
+    assert!(longest > 100_000 && longest.is_multiple_of(32), "{longest}");
     let (code, alone, _) = at(&longest.to_string(), &[]);
     assert_eq!(code, 0);
     assert_eq!(json::document(&alone)["plans"], found["plans"]);

@@ -229,7 +229,9 @@ mod tests {
         let mut times = vec![0; loads.len()];
         for held in &found.ranks {
             prop_assert!(held.len() <= room);
-            held.iter().for_each(|&expert| times[expert as usize] += 1);
+            for &expert in held {
+                times[expert as usize] += 1;
+            }
         }
         prop_assert!(times.iter().all(|&times| times > 0));
         let sums = found.ranks.iter().map(|held| {

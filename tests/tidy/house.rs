@@ -81,7 +81,7 @@ pub(crate) const PLANNER: &[Floor] = &[
         &["model", "choice", "layout", "mesh", "local", "shard"],
     ),
     ("options", &["model", "choice", "layout"]),
-    ("memory", &["schedule", "shard", "runtime"]),
+    ("memory", &["layout", "schedule", "shard", "runtime"]),
     (
         "lower",
         &[
@@ -91,7 +91,7 @@ pub(crate) const PLANNER: &[Floor] = &[
     (
         "stack",
         &[
-            "model", "choice", "saved", "local", "shard", "runtime", "memory", "lower",
+            "model", "choice", "layout", "saved", "local", "shard", "runtime", "memory", "lower",
         ],
     ),
     ("walk", &["mesh", "stack"]),
@@ -106,8 +106,8 @@ pub(crate) const PLANNER: &[Floor] = &[
     ("goodput", &[]),
     ("experts", &[]),
     ("price", &["choice", "runtime", "stack", "lower"]),
-    ("partition", &[]),
-    ("simulate", &["schedule"]),
+    ("partition", &["layout"]),
+    ("simulate", &["layout", "schedule"]),
     (
         "search",
         &[

@@ -147,6 +147,7 @@ impl Routing {
     }
 
     /// The same source, had the busiest of `ep` ranks these loads in each list, and the fullest too.
+    #[must_use]
     pub fn with_loads(&self, ep: u32, busiest: Vec<f64>) -> Self {
         let fullest = busiest.clone();
         Self::of_layout(&self.source, ep, Loads { busiest, fullest })

@@ -65,7 +65,7 @@ fn oracle_heaviest_stage_is_least() {
         for pp in 1..=num_layers.min(6) {
             let cut = partition(&weights, around(pp as u32, 1)).expect("enough layers");
             check_is_a_cut(&cut.stages, num_layers);
-            let best = all_cuts(&weights, &Vec::from_iter(0..pp))
+            let best = all_cuts(&weights, &(0..pp).collect::<Vec<_>>())
                 .into_iter()
                 .map(|(_, s)| s)
                 .min();

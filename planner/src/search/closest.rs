@@ -157,11 +157,8 @@ pub(super) fn closest(
         }
         changed
     };
-    let as_it_is = as_it_is.cloned();
-    let mut savers: Vec<Saver> = as_it_is
-        .map(|least| needing("none".to_owned(), gpus, options, least))
-        .into_iter()
-        .collect();
+    let none = |least| needing("none".to_owned(), gpus, options, least);
+    let mut savers: Vec<Saver> = as_it_is.cloned().map(none).into_iter().collect();
     for change in &changes {
         let found = saver(change.0.to_owned(), gpus, &changed(&[*change]));
         let found = found.map(|found| match savers.first() {

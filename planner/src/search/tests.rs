@@ -158,7 +158,7 @@ fn oracle_pruning_leaves_the_ranking_of_instances() {
     assert!(all.plans.len() > 10 && all.search.refused["optimizer_instances"] > 0);
     assert_eq!(few.plans[..], all.plans[..few.plans.len()]);
     let cut = |plan: &PlannedLayout| {
-        (plan.layout.dp * plan.layout.cp) % 2 == 0 && plan.layout.edp % 2 == 0
+        (plan.layout.dp * plan.layout.cp).is_multiple_of(2) && plan.layout.edp.is_multiple_of(2)
     };
     assert!(all.plans.iter().all(cut));
 }

@@ -114,13 +114,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     let global_batch = global_batch.or(mbs.map(|mbs| u64::from(mbs) * u64::from(replicas.max(1))));
     let precision = precision(said);
     let (optimizer, grad_dtype, zero, instances) = optimizer(said);
-    let primary_weights = if said.on("fp8_param_gather") {
-        PrimaryWeights::Fp8
-    } else {
-        PrimaryWeights::Wide
-    };
-    // What MXFP8 weights are gathered into takes no memory of its own.
-    said.on("reuse_grad_buf_for_mxfp8_param_ag");
+    let primary_weights = primary_weights(said);
     let fraction = said.real("optimizer_offload_fraction", [0.0, 1.0]);
     let optimizer_offload = HostShare(if said.on("optimizer_cpu_offload") {
         fraction.unwrap_or(1.0)
@@ -189,6 +183,16 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
         top: 1,
         ..SearchOptions::new(batch, StackName::Megatron)
     })
+}
+
+fn primary_weights(said: &mut Said<'_>) -> PrimaryWeights {
+    // What MXFP8 weights are gathered into takes no memory of its own.
+    said.on("reuse_grad_buf_for_mxfp8_param_ag");
+    if said.on("fp8_param_gather") {
+        PrimaryWeights::Fp8
+    } else {
+        PrimaryWeights::Wide
+    }
 }
 
 fn precision(said: &mut Said<'_>) -> Precision {

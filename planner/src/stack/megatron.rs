@@ -702,13 +702,13 @@ mod tests {
     /// scale; 32 values and a byte of scale each way under MXFP8.
     #[test]
     fn golden_bytes_of_quantized_weights() {
+        use PrimaryWeights::{Fp8, Wide};
         let bytes = |cluster: &str, precision, primary| {
             let cluster = moefold_profiles::presets::cluster(cluster).expect("a preset");
             let stack = Stack::on(StackName::Megatron, &cluster, &HostTimes::default());
             let kept = (Optimizer::Adam, Masters::Fp32, primary);
             stack.state(precision, kept, Dtype::F32).weight
         };
-        use PrimaryWeights::{Fp8, Wide};
         for (cluster, precision, wide, fp8) in [
             ("dgx-h100", Precision::Fp8, 4.0, 2.0),
             ("gb200-nvl72", Precision::Fp8, 3.0, 1.0),
