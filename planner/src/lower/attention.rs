@@ -156,7 +156,8 @@ fn lower_gqa(work: &mut Writer<'_>, gqa: &Gqa) {
 fn lower_rope(work: &mut Writer<'_>, rows: u64, dim: u64) {
     let scaling = work.setting.model.rope_scaling.as_ref();
     if scaling.is_none_or(|scaling| scaling.kind != "yarn") {
-        return work.rope(rows, dim);
+        work.rope(rows, dim);
+        return;
     }
     let (len, dtype) = (rows * dim, work.wide);
     for _ in 0..4 {
