@@ -146,9 +146,9 @@ mod tests {
         };
         assert_eq!(overlap("grad-reduce,param-gather"), Ok(Auto(Some(both))));
         assert_eq!(overlap("none"), Ok(Auto(Some(Overlap::default()))));
-        let error = overlap("p2p,tp").expect_err("refused");
+        let error = overlap("p2p,cp").expect_err("refused");
         assert!(
-            error.contains("`tp`") && error.contains("grad-reduce"),
+            error.contains("`cp`") && error.contains("grad-reduce"),
             "{error}"
         );
     }

@@ -83,6 +83,10 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     if args.front {
         question.add_front(&mut found, &options)?;
     }
+    if watcher.is_stopped() {
+        // What is asked about the best so far is answered all the same.
+        question.watch = None;
+    }
     if let Some(asked) = &args.why {
         found.answer.why = Some(question.why(&options, asked, &found)?);
     }
@@ -284,7 +288,16 @@ impl<'a> Question<'a> {
         options: &SearchOptions,
         lengths: Option<Lengths>,
     ) -> Result<Found, Box<PlanError>> {
-        let mut found = self.search(options)?;
+        // The length that was found is planned, though the search for it was stopped.
+        let stopped = lengths.as_ref().is_some_and(|lengths| lengths.stopped);
+        let watch = self.watch.filter(|_| !stopped);
+        let costs = self.costs.clone();
+        let mut found = Self {
+            costs,
+            watch,
+            ..*self
+        }
+        .search(options)?;
         if let Some(Lengths { tried, stopped }) = lengths {
             let search = &mut found.answer.search;
             if stopped {
@@ -475,12 +488,22 @@ pub(crate) fn again(plan: &Plan, gpus: u32) -> Result<Plan, Box<PlanError>> {
         optimizer_offload: planned.optimizer_offload_fraction.unwrap_or_default(),
         grad_dtype: planned.grad_dtype.unwrap_or(Dtype::F32),
         zero: planned.zero.unwrap_or_default(),
-        instances: planned.optimizer_instances.unwrap_or(1),
         objective: request.objective,
         ..SearchOptions::new(request.batch, StackName::Moefold)
     };
-    let found = Question::new(&plan.model, &cluster, gpus, &[]).search(&options)?;
-    Ok(found.best())
+    let question = Question::new(&plan.model, &cluster, gpus, &[]);
+    // No search tries these where nothing is said.
+    let named = planned.pipeline.schedule;
+    if named.is_vee() {
+        let options = SearchOptions {
+            schedule: Some(named),
+            ..options.clone()
+        };
+        if let Ok(found) = question.search(&options) {
+            return Ok(found.best());
+        }
+    }
+    Ok(question.search(&options)?.best())
 }
 
 /// Loads profile directories and refuses those of another device.

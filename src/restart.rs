@@ -148,6 +148,7 @@ fn in_directory(
         if let Next::Fewer(lost) = what {
             let left = tries.places.len() as u32;
             let found = fewer(&plan, left, device, Copies::of(args));
+            signalled(dir, saved.is_some())?;
             let (found, passed_over) = found.map_err(|why| {
                 Failure::Infeasible(anyhow!(
                     "{}; there is no plan for the ranks that are left: {why}{}",
@@ -184,10 +185,18 @@ fn in_directory(
             Some(from) => format!("{said} goes on after {} steps", from.step),
             None => format!("{said} begins again, since no checkpoint is complete yet"),
         })?;
-        if let signal @ 1.. = signals::told().load(Ordering::Relaxed) {
+        signalled(dir, saved.is_some())?;
+    }
+}
+
+/// Refuses to go on once a signal has asked for the end.
+fn signalled(dir: &Path, is_saved: bool) -> Result<(), Failure> {
+    match signals::told().load(Ordering::Relaxed) {
+        0 => Ok(()),
+        signal => {
             let name = signals::name(signal);
-            let why = anyhow!("{name}: not started again{}", by_hand(dir, saved.is_some()));
-            return Err(Failure::Signalled(signal, why));
+            let why = anyhow!("{name}: not started again{}", by_hand(dir, is_saved));
+            Err(Failure::Signalled(signal, why))
         }
     }
 }
@@ -219,6 +228,9 @@ fn fewer(
 ) -> Result<(Plan, Vec<String>), String> {
     let mut passed_over = Vec::new();
     for ranks in (1..=places).rev() {
+        if signals::told().load(Ordering::Relaxed) > 0 {
+            break;
+        }
         let found = plan::again(plan, ranks).map_err(|error| plan::refusal(*error));
         let found = found.and_then(|found| {
             device.of_plan(&found, Launch::Processes, None, copies)?;

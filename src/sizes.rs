@@ -180,8 +180,8 @@ impl Wanted {
                 }
             };
             let Some(size) = self.size(gpus, step_s(&found)) else {
-                // More GPUs fail more often.
-                break;
+                // Failures leave nothing of so many.
+                continue;
             };
             let score = self.score(&size);
             let is_best = best.as_ref().is_none_or(|(least, _)| score < *least);

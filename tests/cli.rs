@@ -544,9 +544,9 @@ fn bad_requests_are_refused_with_what_would_work() {
     );
     refused(&mixtral(&["--precision", "bf17"]), 2, &["bf17", "bf16"]);
     refused(
-        &mixtral(&["--overlap", "p2p,tp"]),
+        &mixtral(&["--overlap", "p2p,cp"]),
         2,
-        &["--overlap", "`tp`", "grad-reduce"],
+        &["--overlap", "`cp`", "grad-reduce"],
     );
     refused(&mixtral(&["--recompute", "act"]), 2, &["act", "moe_act"]);
     refused(

@@ -40,7 +40,7 @@ fn a_job_of_slurm_has_all_that_it_takes() {
         "#SBATCH --ntasks-per-node=8",
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
         "--tensor-model-parallel-size 2",
-        "--num-virtual-stages-per-pipeline-rank 2",
+        "--pipeline-model-parallel-layout",
         "--expert-tensor-parallel-size 1",
         "--sequence-parallel",
         "--mock-data",

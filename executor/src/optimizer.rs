@@ -26,10 +26,11 @@ use std::ops::Range;
 use moefold_kernels::adamw::{self, Adamw};
 use moefold_kernels::{Dtype, Factor, Scalars, Tensor, TensorClass, elementwise};
 use moefold_planner::bucket::Held;
-use moefold_planner::choice::{HostShare, Masters, Optimizer, Overlap};
+use moefold_planner::choice::Overlap;
 use moefold_profiles::trace::Category;
 
 use self::shard::{BucketShard, view};
+pub use self::states::Kept;
 use self::states::{States, Stream};
 use crate::error::Error;
 use crate::model::{Bucket, Family, Parameter, Shard, Slice, Spread, Unit};
@@ -60,17 +61,6 @@ impl Default for AdamOptions {
             clip: Some(1.0),
         }
     }
-}
-
-/// What is kept of states, and where.
-#[derive(Debug, Clone, Copy)]
-pub struct Kept {
-    /// What updates the weights, and what its moments are stored in.
-    pub optimizer: Optimizer,
-    /// What is kept of f32 masters.
-    pub masters: Masters,
-    /// How much of all these rests on the host.
-    pub on_host: HostShare,
 }
 
 /// The optimizer of one rank.

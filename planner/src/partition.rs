@@ -1,8 +1,8 @@
 //! Cuts a model's layers into pipeline stages.
 //!
-//! Stages are contiguous runs of layers, chunk by chunk, and [`Places`] says which rank has which. The embedding adds to the first stage, norm, head and multi-token prediction to the
-//! last. Works on weights of any unit (nanoseconds, bytes); what weighs how much is the caller's
-//! business.
+//! Stages are contiguous runs of layers, chunk by chunk, and [`Places`] says which rank has which. The embedding adds
+//! to the first stage, norm, head and multi-token prediction to the last. Works on weights of any unit (nanoseconds,
+//! bytes); what weighs how much is the caller's business.
 
 mod balance;
 #[cfg(test)]

@@ -106,7 +106,7 @@ fn check_free(
     );
     if copied > Bytes::ZERO {
         write!(what, ", {copied} of it for {of_copies}").expect("a string takes any text");
-        remedy = format!("; {flag} is what they are for");
+        remedy = format!("; without {flag} they are not made");
     }
     Err(Failure::Request(anyhow!(
         "the plan needs {needed} of this machine's memory in {what}, and {free} are \

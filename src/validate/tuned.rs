@@ -8,7 +8,6 @@ use moefold_reports::format;
 use moefold_reports::tables::Table;
 use serde::Serialize;
 
-use super::{dash, signed};
 use crate::cli::ValidateArgs;
 use crate::failure::Failure;
 use crate::output::Output;
@@ -91,30 +90,33 @@ fn text(answer: &TunedJson) -> String {
                 if row.fits { "" } else { " (too large)" }
             ),
             row.measured_step_s
-                .map_or_else(dash, |step| format!("{step:.2}")),
+                .map_or_else(|| "-".to_owned(), |step| format!("{step:.2}")),
             format!("{:.2}", row.tuned.step_s),
             layout(&row.found),
             format!("{:.2}", row.found.step_s),
-            signed(slower),
+            format::signed_percent(slower),
             if slower.abs() <= AS_GOOD {
-                dash()
+                "-".to_owned()
             } else {
                 reasons.collect::<Vec<_>>().join(", ")
             },
         ]);
     }
-    let near = answer
-        .rows
-        .iter()
-        .filter(|row| row.tuned.step_s <= (1.0 + AS_GOOD) * row.found.step_s);
+    let slower = |row: &&Tuned| row.tuned.step_s / row.found.step_s - 1.0;
+    let near = |row: &&Tuned| row.fits && slower(row).abs() <= AS_GOOD;
     let mut text = format!(
         "{}\nTuned: as published. Found: by a search where degrees, stages and recomputation are free, all else as \
-         published. {} of {} tuned layouts are predicted within {:.0}% of what is found.\n",
+         published. {} of {} tuned layouts fit and are predicted within {:.0}% of what is found.\n",
         table.text(),
-        near.count(),
+        answer.rows.iter().filter(near).count(),
         answer.rows.len(),
         100.0 * AS_GOOD
     );
+    let lost = |row: &&Tuned| row.fits && slower(row) < 0.0;
+    for row in answer.rows.iter().filter(lost) {
+        writeln!(text, "{}: the search finds nothing as fast", row.id)
+            .expect("a string takes any text");
+    }
     for (id, why) in &answer.refused {
         writeln!(text, "{id}: {why}").expect("a string takes any text");
     }

@@ -9,15 +9,26 @@ use std::ops::Range;
 
 use moefold_kernels::transfer::{self, Coming, Leaving, Parcel};
 use moefold_kernels::{Dtype, Tensor, TensorClass};
+use moefold_planner::choice::{HostShare, Masters, Optimizer};
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 
-use super::Kept;
 use super::shard::view;
 use crate::error::Error;
 use crate::model::Family;
 use crate::rank::Context;
 use crate::weights::State;
+
+/// What is kept of states, and where.
+#[derive(Debug, Clone, Copy)]
+pub struct Kept {
+    /// What updates the weights, and what its moments are stored in.
+    pub optimizer: Optimizer,
+    /// What is kept of f32 masters.
+    pub masters: Masters,
+    /// How much of all these rests on the host.
+    pub on_host: HostShare,
+}
 
 /// The states of the shards of a family, one after the other.
 #[derive(Debug)]

@@ -30,8 +30,9 @@ const MXFP4: &str = "_proj_blocks";
 /// Tensors named in one error, of each kind.
 const NAMED_MAX: usize = 6;
 
-/// Bytes of a tensor by which ranks tell weights from others.
+/// Bytes at one place of a file by which ranks tell weights from others, and how many such places there are.
 const MARKED: usize = 256;
+const MARKS: u64 = 1024;
 
 /// An open checkpoint, proven to hold a model's tensors.
 #[derive(Debug)]
@@ -146,18 +147,21 @@ impl HuggingFace {
         sums::check(&self.dir.join(SUMS), &|_| false)
     }
 
-    /// A hash of the beginning of every tensor.
+    /// A hash of the lengths of the files and of some bytes at so many places of each, the end among them.
     pub(crate) fn mark(&self) -> Result<String, Error> {
         let mut hash = blake3::Hasher::new();
-        for (name, location) in &self.locations {
-            let (path, file) = &self.files[location.file];
-            let mut bytes = [0; MARKED];
-            // A tensor at the end of its file may be shorter.
-            let read = file
-                .read_at(&mut bytes, location.at)
-                .map_err(Error::io(path, "read"))?;
-            hash.update(name.as_bytes());
-            hash.update(&bytes[..read]);
+        for (path, file) in &self.files {
+            let len = file.metadata().map_err(Error::io(path, "read"))?.len();
+            hash.update(&len.to_le_bytes());
+            let stride = (len / MARKS).max(MARKED as u64);
+            let places = (0..len).step_by(stride as usize);
+            for at in places.chain([len.saturating_sub(MARKED as u64)]) {
+                let mut bytes = [0; MARKED];
+                let read = file
+                    .read_at(&mut bytes, at)
+                    .map_err(Error::io(path, "read"))?;
+                hash.update(&bytes[..read]);
+            }
         }
         Ok(hash.finalize().to_hex()[..16].to_owned())
     }

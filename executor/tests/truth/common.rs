@@ -18,10 +18,13 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
 use moefold_kernels::{Device, Tensor};
-use moefold_planner::choice::{RecomputePlan, ScheduleName};
+use moefold_planner::choice::{CpComm, RecomputePlan, ScheduleName};
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
 use serde::Deserialize;
+
+/// How attention reaches the keys of other ranks here.
+pub(crate) const WAYS: [CpComm; 3] = [CpComm::P2p, CpComm::A2a, CpComm::Allgather];
 
 /// What a reference implementation did.
 #[derive(Debug, Deserialize)]

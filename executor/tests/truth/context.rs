@@ -76,7 +76,7 @@ fn check(name: &'static str, count: Option<usize>) {
     let one = degrees(1, 1, 1, 1, 12);
     let single = fixture.train(&one, STEPS, &fixture.options());
     let grads = gradients(&fixture, &one);
-    for cp_comm in CpComm::ALL {
+    for cp_comm in crate::common::WAYS {
         fixture.savers.cp_comm = cp_comm;
         for degrees in drawn(&fixture, cp_comm, count, &mut random) {
             let both = std::panic::AssertUnwindSafe(|| {
@@ -112,7 +112,7 @@ fn ways(fixture: &Fixture) -> Vec<CpComm> {
     let limited =
         |layer: &Layer| matches!(&layer.mixer, Some(Mixer::Gqa(gqa)) if gqa.window.is_some());
     let whole = fixture.samples.packing().reset_attention_mask || layers.into_iter().any(limited);
-    let ways = CpComm::ALL.into_iter();
+    let ways = crate::common::WAYS.into_iter();
     ways.filter(|&way| !whole || way == CpComm::A2a).collect()
 }
 
@@ -206,7 +206,7 @@ fn oracle_cut_sequences_in_bf16_equal_one_rank_but_for_rounding() {
 fn law_cut_sequences_give_the_same_bits_on_any_number_of_threads() {
     for name in ["mixtral", "deepseek_v3"] {
         let mut fixture = Fixture::load(name).with_batch(4);
-        for (cp_comm, layout) in CpComm::ALL.into_iter().zip([
+        for (cp_comm, layout) in crate::common::WAYS.into_iter().zip([
             cut(degrees(4, 1, 2, 2, 2), 4),
             cut(degrees(4, 2, 4, 1, 2), 2),
             cut(degrees(8, 2, 4, 1, 1), 4),
@@ -243,7 +243,7 @@ fn differential_gathered_keys_give_the_bits_of_the_ring() {
 fn law_recomputing_changes_no_bit_of_cut_sequences() {
     let mut random = ChaCha8Rng::seed_from_u64(seed());
     for name in ["qwen3_moe", "deepseek_v3"] {
-        for cp_comm in CpComm::ALL {
+        for cp_comm in crate::common::WAYS {
             let mut fixture = Fixture::load(name).with_batch(4);
             fixture.savers.cp_comm = cp_comm;
             let layout = cut(degrees(4, 1, 2, 1, 1), 2);

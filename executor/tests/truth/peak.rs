@@ -405,7 +405,7 @@ fn law_a_traced_step_is_the_step_of_ranks_that_cut_sequences() {
     let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
     for name in context::KINDS {
         let mut fixture = Fixture::load(name).with_layers(2).with_batch(6);
-        for cp_comm in CpComm::ALL {
+        for cp_comm in crate::common::WAYS {
             for degrees in context::drawn(&fixture, cp_comm, Some(2), &mut random) {
                 fixture = recomputing(fixture, &mut random);
                 fixture.savers.cp_comm = cp_comm;
@@ -511,7 +511,7 @@ fn law_a_traced_step_is_that_of_ranks_that_cut_sequences_on_cuda() {
             return;
         }
         let mut fixture = Fixture::load(name).with_batch(2);
-        for cp_comm in CpComm::ALL {
+        for cp_comm in crate::common::WAYS {
             fixture.savers.cp_comm = cp_comm;
             let place = Place {
                 open: &|rank| on.open_routing(rank),
@@ -873,7 +873,7 @@ fn law_a_plan_says_the_peak_of_ranks_that_cut_sequences() {
     let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
     for fixture in unvarying() {
         let mut fixture = fixture.with_layers(2);
-        for cp_comm in CpComm::ALL {
+        for cp_comm in crate::common::WAYS {
             for degrees in context::drawn(&fixture, cp_comm, Some(2), &mut random) {
                 fixture = recomputing(fixture, &mut random);
                 fixture.savers.cp_comm = cp_comm;
@@ -898,6 +898,19 @@ fn law_a_plan_says_the_peak_of_every_pipeline_rank() {
                     check_plan(&fixture, &cluster, &CPU, &degrees);
                 }
             }
+        }
+    }
+}
+
+/// Both ends are on one rank: there a tied embedding is one matrix, and the others have none.
+#[test]
+fn law_a_plan_says_the_peak_of_tied_pipelines_that_come_back() {
+    let mut fixture = Fixture::load("qwen3_tied").with_layers(6).with_batch(6);
+    for name in [ScheduleName::ZbV, ScheduleName::VHalf, ScheduleName::VMin] {
+        fixture.savers.schedule = Some(name);
+        for pp in [2, 3] {
+            let degrees = piped(degrees(pp, 1, 1, 1, 1), pp, 2);
+            check_plan(&fixture, &presets::local(pp), &CPU, &degrees);
         }
     }
 }

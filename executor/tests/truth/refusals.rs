@@ -5,7 +5,7 @@ use moefold_executor::device::DeviceSpec;
 use moefold_executor::support;
 use moefold_executor::trace::Traced;
 use moefold_planner::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, HostShare, Masters, Offload, Optimizer, Overlap,
+    Capacity, Dispatcher, DropPolicy, HostShare, Masters, Offload, Optimizer, Overlap,
     RecomputePlan, ScheduleName, StackName, Zero,
 };
 use moefold_planner::layout::Batch;
@@ -96,7 +96,7 @@ fn options(random: &mut ChaCha8Rng) -> SearchOptions {
             .choose(random)
             .copied()
             .filter(|_| random.random()),
-        cp_comm: *CpComm::ALL.choose(random).expect("some"),
+        cp_comm: *crate::common::WAYS.choose(random).expect("some"),
         capacity,
         recompute: recompute.map(|words| words.parse::<RecomputePlan>().expect("modules")),
         optimizer: *Optimizer::ALL.choose(random).expect("some"),

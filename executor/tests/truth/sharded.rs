@@ -113,7 +113,7 @@ fn oracle_ranks_that_cut_sequences_and_divide_weights_equal_one_rank() {
     for name in ["qwen3_moe", "deepseek_v3"] {
         let plain = Fixture::load(name);
         let single = plain.train(&degrees(1, 1, 1, 1, 24), 2, &plain.options());
-        for cp_comm in CpComm::ALL {
+        for cp_comm in crate::common::WAYS {
             let mut fixture = sharded(Fixture::load(name), WAYS[random.random_range(0..3)]);
             fixture.savers.cp_comm = cp_comm;
             let all = context::drawn(&fixture, cp_comm, Some(4), &mut random);

@@ -1,7 +1,7 @@
 //! Gradients of weights that wait for the bubbles of a pipeline change no bit: losses, norms of gradients, loads and
 //! weights are those of whole backward passes, and equal one rank's.
 
-use moefold_planner::choice::{CpComm, ScheduleName};
+use moefold_planner::choice::ScheduleName;
 use moefold_planner::layout::Degrees;
 use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
@@ -79,7 +79,7 @@ fn check_all_bits(of: usize) {
     }
     for name in context::KINDS {
         let mut fixture = Fixture::load(name).with_layers(2).with_batch(6);
-        for cp_comm in CpComm::ALL {
+        for cp_comm in crate::common::WAYS {
             let mut all = context::drawn(&fixture, cp_comm, None, &mut random);
             all.retain(|degrees| ScheduleName::ZbH1.goes_with(degrees.pp, degrees.vpp));
             let first = random.random_range(0..of.min(all.len()));

@@ -26,7 +26,8 @@ use crate::random::Random;
 /// Bytes of a fiber's stack: accumulators and arrays of one thread, many times over.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Stacks for reuse, by whatever thread launches next: to map one costs more than most fibers run.
+/// Stacks for reuse, by whatever thread launches next: to map one costs more than most fibers run. As many stay as ran
+/// at once.
 static STACKS: Mutex<Vec<DefaultStack>> = Mutex::new(Vec::new());
 
 fn stacks() -> MutexGuard<'static, Vec<DefaultStack>> {
@@ -64,8 +65,13 @@ fn run_block(
     let mut yielders = vec![std::ptr::null(); machine.threads.len()];
     let yielders: *mut *const Yielder<(), ()> = yielders.as_mut_ptr();
     let mut fibers: Vec<Option<Fiber>> = Vec::with_capacity(machine.threads.len());
+    let mut spare = {
+        let mut stacks = stacks();
+        let left = stacks.len().saturating_sub(machine.threads.len());
+        stacks.split_off(left)
+    };
     for number in 0..machine.threads.len() {
-        let stack = stacks().pop();
+        let stack = spare.pop();
         let stack =
             stack.unwrap_or_else(|| DefaultStack::new(STACK_BYTES).expect("memory for a stack"));
         machine.threads[number].stack = stack.limit().get() as u64..stack.base().get() as u64;
@@ -91,7 +97,7 @@ fn run_block(
         };
         if let CoroutineResult::Return(()) = running.resume(()) {
             let stack = fiber.take().expect("it just ran").into_stack();
-            stacks().push(stack);
+            spare.push(stack);
             // SAFETY: as above.
             let machine = unsafe { &mut *machine };
             if let Err(fault) = machine.exit() {
@@ -102,8 +108,9 @@ fn run_block(
     for mut fiber in fibers.into_iter().flatten() {
         // SAFETY: see the module documentation.
         unsafe { fiber.force_reset() };
-        stacks().push(fiber.into_stack());
+        spare.push(fiber.into_stack());
     }
+    stacks().append(&mut spare);
     // SAFETY: no fiber is left.
     let machine = unsafe { &mut *machine };
     machine.fault.take().map_or_else(|| machine.finish(), Err)

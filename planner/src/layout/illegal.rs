@@ -17,8 +17,7 @@
 //! - *Of the model alone* (top-1 routing needs softmax before top-k, an expert bias needs sigmoid or
 //!   sqrt-softplus scores): every model that is read is priced.
 //! - *Of features this release does not price*, which no option asks for: budgets of a rank's rows and paged
-//!   stash, offload of the optimizer, CUDA graphs,
-//!   overlap of the exchange of tokens with attention, and of TP.
+//!   stash, overlap of the exchange of tokens with attention.
 //! - *Of versions of software* (Transformer Engine 2.6 for recomputed norms in FP8): a stack is taken
 //!   to be new enough.
 //! - *Disputed upstream*: whether MTP goes with CP.
@@ -546,7 +545,6 @@ fn names<T: Copy>(list: &[T], name: fn(T) -> &'static str) -> String {
     names.join(", ")
 }
 
-/// Degrees that make as many stages as were given: the nearest pp that divides them, and its vpp.
 /// The schedule of the same degrees that runs backward passes whole.
 fn undivided(schedule: ScheduleName) -> ScheduleName {
     if schedule.is_vee() {
@@ -556,6 +554,7 @@ fn undivided(schedule: ScheduleName) -> ScheduleName {
     }
 }
 
+/// Degrees that make as many stages as were given: the nearest pp that divides them, and its vpp.
 fn degrees_of_stages(given: u64, pp: u32) -> String {
     let pp = u64::from(pp);
     if pp != 0 && given.is_multiple_of(pp) {

@@ -134,3 +134,14 @@ pub fn tuned(row: &Row) -> Result<Tuned, String> {
         more_s: more_s.filter(|(_, more_s)| *more_s != 0.0).collect(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::published::shipped_rows;
+
+    #[test]
+    fn every_tuned_row_is_in_the_tables() {
+        assert_eq!(tuned_rows(shipped_rows()).len(), TUNED.len());
+    }
+}

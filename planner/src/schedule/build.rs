@@ -249,9 +249,9 @@ fn there_and_back(name: ScheduleName, places: Places, microbatches: u32) -> Vec<
     let mut programs: Vec<Program> = (0..places.pp()).map(program).collect();
     let mut order: Vec<Vec<Pass>> = programs.iter().map(|_| Vec::new()).collect();
     let last = places.stages() - 1;
-    let number = |stage: u32, m: Microbatch| (stage * microbatches + m.0) as usize;
+    let number = |stage: u32, m: Microbatch| stage as usize * microbatches as usize + m.0 as usize;
     // When forward passes and gradients of inputs have ended.
-    let never = vec![u64::MAX; (places.stages() * microbatches) as usize];
+    let never = vec![u64::MAX; places.stages() as usize * microbatches as usize];
     let [mut there, mut back] = [never.clone(), never];
     let mut left = PERIOD * u64::from(microbatches) * u64::from(places.pp());
     for slot in 0.. {

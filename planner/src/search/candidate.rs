@@ -1279,8 +1279,8 @@ impl StageSplit {
         RankWeights::new(units, division)
     }
 
-    /// Parameters of a pipeline rank, by those of its parts. A tied head on one rank with the embedding
-    /// is one matrix.
+    /// Parameters of a pipeline rank, by those of its parts. A tied head on the rank of the embedding is one matrix
+    /// with it.
     fn shard(&self, case: Case<'_>, rank: usize, of: impl Fn(&StageMemory) -> Shard) -> Shard {
         let Case {
             question,
@@ -1294,7 +1294,9 @@ impl StageSplit {
                 shard += of(&kind.memory[0]) * u64::from(count);
             }
         }
-        if question.model.tied_embeddings && !layout.places().parts_ends() {
+        let places = layout.places();
+        let has_ends = !places.parts_ends() && places.rank_of(0) as usize == rank;
+        if question.model.tied_embeddings && has_ends {
             shard.split -= of(&shape.embedding.memory[0]).split;
         }
         shard

@@ -2,8 +2,7 @@
 //!
 //! A step keeps its number of sequences, and each is as long as memory allows. Tried are the length that was asked for
 //! and multiples of `2 GPUs` above it, of `2 TP CP` where both are fixed: these every context and tensor parallel degree
-//! divides, so a layout that goes with one of them goes with all, and needs the more memory the longer they are. So
-//! lengths are doubled until one does not fit, and what lies between is halved down to neighbours.
+//! divides, so a layout that goes with one of them goes with all. Lengths are doubled until one does not fit, and what lies between is halved down to neighbours.
 
 use super::{Asked, SearchResult, plan_briefly, plan_watched};
 use crate::answer::Length;

@@ -317,9 +317,11 @@ impl<'a> Rules<'a> {
             "both, or neither",
         );
         self.rule(
-            self.on("tp_comm_overlap") && !self.on("sequence_parallel"),
-            "--tp-comm-overlap needs sequence parallelism",
-            "--sequence-parallel",
+            self.on("tp_comm_overlap")
+                && (!self.on("sequence_parallel")
+                    || self.number("tensor_model_parallel_size", 1) == 1),
+            "--tp-comm-overlap needs tensor and sequence parallelism",
+            "--tensor-model-parallel-size 2 --sequence-parallel",
         );
     }
 

@@ -385,7 +385,7 @@ fn write_overlap(job: &Job, out: &mut Writer) {
         out.on("delay_wgrad_compute");
         out.because("gradients of weights run beside the next exchange");
     }
-    if overlap.tp {
+    if overlap.tp && job.options.pins.tp.is_some_and(|tp| tp > 1) {
         out.on("tp_comm_overlap");
         out.because("tensor-parallel collectives run beside their products");
     }

@@ -31,13 +31,20 @@ fn a_run_keeps_its_last_checkpoints_and_nothing_half_written() {
 fn a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_nothing() {
     let mut bench = Bench::new("mixtral", 8);
     bench.options.steps = 2;
-    let failed = |plant: &dyn Fn(&Path)| {
+    let failed = |plant: &(dyn Fn(&Path) + Sync)| {
         let run = folder();
         let all = run.path().join(FOLDER);
         fs::create_dir_all(&all).expect("creates");
-        plant(&all.join("step-2.partial"));
-        let failed = bench.train([4, 2, 4, 1, 2], &bench.saving(2, run.path()));
-        let error = failed.expect_err("it cannot be written");
+        let options = bench.saving(2, run.path());
+        // A run makes way for its checkpoints in its first step.
+        let (failed, _) = watched(&bench, &options, &Control::default(), &|step| {
+            if step == 0 {
+                plant(&all.join("step-2.partial"));
+            }
+        });
+        let Err(error) = failed else {
+            panic!("it cannot be written")
+        };
         assert!(!error.is_bad_request(), "{error}");
         assert_eq!(names(&all), [""; 0]);
         error.to_string()
@@ -235,9 +242,9 @@ fn a_run_goes_on_without_a_checkpoint_that_was_only_tried() {
     options.save.as_mut().expect("it saves").every = None;
     let control = Control::default();
     let blocked = partial(&all, 3).join("rank-2.safetensors");
-    fs::create_dir_all(&blocked).expect("creates");
     let (trained, notes) = watched(&bench, &options, &control, &|step| {
         if step == 1 {
+            fs::create_dir_all(&blocked).expect("creates");
             control.save();
         }
     });
