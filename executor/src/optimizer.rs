@@ -29,9 +29,9 @@ use moefold_planner::bucket::Held;
 use moefold_planner::choice::Overlap;
 use moefold_profiles::trace::Category;
 
-use self::shard::{BucketShard, view};
+use self::shard::BucketShard;
 pub use self::states::Kept;
-use self::states::{States, Stream};
+use self::states::{States, Stream, view};
 use crate::error::Error;
 use crate::model::{Bucket, Family, Parameter, Shard, Slice, Spread, Unit};
 use crate::rank::Context;

@@ -6,7 +6,7 @@ use moefold_kernels::adamw::{self, Adamw};
 use moefold_kernels::{Factor, Tensor};
 use moefold_profiles::trace::Category;
 
-use super::states::{Held, common};
+use super::states::{Held, common, view};
 use crate::error::Error;
 use crate::model::{Bucket, Family, Shard, Spread};
 use crate::rank::Context;
@@ -198,8 +198,4 @@ fn segments(shard: &Shard, family: Family, shard_range: &Range<usize>) -> Vec<Se
         }
     }
     list
-}
-
-pub(super) fn view(flat: &Tensor, range: &Range<usize>) -> Tensor {
-    flat.view(range.start, &[range.len()])
 }

@@ -1,6 +1,6 @@
 //! [`States`]: masters and moments of a rank's shards of one family, and the part of them that rests on the host.
 //!
-//! What rests there ([`HostShare`](moefold_planner::choice::HostShare)) is in pieces, the last elements of the family. An update lets them pass through
+//! What rests there ([`HostShare`]) is in pieces, the last elements of the family. An update lets them pass through
 //! the device, one after the other: while one is updated the next comes, and it leaves while the next is updated.
 //! So the device computes all of it, with the bits that it has without; a CPU rounds other sums of products.
 //! Both ways they go in the stream of copies, and the device holds two pieces at once.
@@ -13,7 +13,6 @@ use moefold_planner::choice::{HostShare, Masters, Optimizer};
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 
-use super::shard::view;
 use crate::error::Error;
 use crate::model::Family;
 use crate::rank::Context;
@@ -237,4 +236,8 @@ impl Stream {
 
 fn bytes(tensors: &[Tensor]) -> Bytes {
     tensors.iter().map(Tensor::bytes).sum()
+}
+
+pub(super) fn view(flat: &Tensor, range: &Range<usize>) -> Tensor {
+    flat.view(range.start, &[range.len()])
 }
