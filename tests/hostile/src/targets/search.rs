@@ -11,7 +11,7 @@ use moefold_planner::choice::{Capacity, HostShare, RecomputePlan, StackName};
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::{Model, hf, presets as models};
 use moefold_planner::options::{PipelineLayout, PlanError, SearchOptions};
-use moefold_planner::plan::{PLAN_VERSION, Plan, PlannedLayout, Request};
+use moefold_planner::plan::{Plan, PlannedLayout};
 use moefold_planner::search::{self, Progress};
 use moefold_profiles::{Cluster, Costs, Precision, presets};
 use serde::de::DeserializeOwned;
@@ -190,19 +190,7 @@ fn judge(
     let (mfu, step_s) = (planned.predicted.mfu, planned.predicted.step_s);
     assert!(mfu > 0.0 && mfu <= 1.0, "an MFU of {mfu}");
     assert!(step_s > 0.0 && step_s.is_finite(), "a step of {step_s} s");
-    let plan = Plan {
-        version: PLAN_VERSION,
-        planned,
-        model: model.clone(),
-        cluster: cluster.clone(),
-        request: Request {
-            gpus,
-            batch: options.batch,
-            objective: options.objective,
-        },
-        profiles: Vec::new(),
-        alternatives: Vec::new(),
-    };
+    let plan = Plan::of(planned, model, cluster, gpus, options);
     let text = serde_json::to_string(&plan).expect("plain data");
     let read = Plan::parse(&text, Path::new("plan.json"));
     let read = read.unwrap_or_else(|error| panic!("a plan that was found is refused: {error}"));
