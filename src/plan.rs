@@ -91,7 +91,8 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
         found.answer.why = Some(question.why(&options, asked, &found)?);
     }
     if let Some(copies) = args.place_experts {
-        found.answer.experts = Some(question.place(&options, &found, copies)?);
+        found.answer.experts =
+            Some(question.place(&options, &found, copies, &|| watcher.is_stopped())?);
     }
     watcher.done();
     if let Some(path) = &args.out {
@@ -369,6 +370,7 @@ impl<'a> Question<'a> {
         options: &SearchOptions,
         found: &Found,
         copies: u32,
+        is_stopped: &dyn Fn() -> bool,
     ) -> Result<PlacedExperts, Failure> {
         let refuse = |message: String| Failure::Request(anyhow!(message));
         let shares = options.routing.as_ref().and_then(Routing::shares);
@@ -393,7 +395,7 @@ impl<'a> Question<'a> {
         let layers: Vec<PlacedLayer> = shares
             .iter()
             .map(|loads| {
-                let placed = experts::place(loads, ranks, each);
+                let placed = experts::place(loads, ranks, each, is_stopped);
                 PlacedLayer {
                     in_order: experts::in_order(loads, ranks).busiest,
                     busiest: placed.busiest,
