@@ -479,7 +479,8 @@ pub(crate) fn again(plan: &Plan, gpus: u32) -> Result<Plan, Box<PlanError>> {
     };
     let options = SearchOptions {
         precision: planned.precision,
-        cp_comm: planned.cp_comm(),
+        order: None,
+        cp_comm: planned.cp_comm_type,
         capacity: planned.capacity,
         // Modules that a search has chosen are no less searched than the rest.
         offload: (planned.offload == Offload::NONE).then_some(Offload::NONE),
@@ -584,7 +585,8 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     }
     options.pins = args.layout.unwrap_or_default();
     options.dispatcher = args.dispatcher.0;
-    options.cp_comm = args.cp_comm_type;
+    options.order = args.rank_order.0;
+    options.cp_comm = args.cp_comm_type.0;
     if let [inside, outside] = args.hierarchical_context_parallel_sizes[..] {
         for size in [inside, outside] {
             if size == 0 {

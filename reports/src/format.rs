@@ -2,8 +2,8 @@
 //!
 //! Not for machine-readable files, which keep every digit.
 
-use moefold_planner::choice::RecomputePlan;
-use moefold_planner::plan::{LayoutRecord, Predicted};
+use moefold_planner::choice::{CpComm, RecomputePlan};
+use moefold_planner::plan::{LayoutRecord, PlannedLayout, Predicted};
 
 /// A number with about three significant digits: `1234`, `123`, `12.3`, `1.23`, `0.0123`.
 pub fn three_digits(value: f64) -> String {
@@ -228,6 +228,16 @@ pub fn layout(l: &LayoutRecord) -> String {
         parts.push(experts.join(" "));
     }
     parts.push(format!("mbs {}", l.mbs));
+    parts.join(" | ")
+}
+
+/// The same of a plan, with what else places its ranks where that is not the usual: how attention reaches the keys of
+/// others, and how ranks are numbered.
+pub fn planned(plan: &PlannedLayout) -> String {
+    let mut parts = vec![layout(&plan.layout)];
+    let way = plan.cp_comm_type.filter(|way| *way != CpComm::default());
+    parts.extend(way.map(|way| format!("cp {}", way.name())));
+    parts.extend(plan.rank_order.map(|order| order.to_string()));
     parts.join(" | ")
 }
 

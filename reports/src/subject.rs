@@ -297,7 +297,7 @@ impl Comparison {
     ) {
         self.subjects.push(Subject {
             name,
-            layout: format::layout(&planned.layout),
+            layout: format::planned(&planned),
             details: String::new(),
             planned,
             setting,

@@ -15,7 +15,7 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 27] = [
+const KEYS: [&str; 28] = [
     "version",
     "layout",
     "pipeline",
@@ -23,6 +23,7 @@ const KEYS: [&str; 27] = [
     "cp_comm_type",
     "hierarchical_context_parallel_sizes",
     "capacity",
+    "rank_order",
     "recompute",
     "offload",
     "precision",
@@ -200,8 +201,7 @@ impl Plan {
         planned.check(&place, model, request)?;
         for (index, runner_up) in self.alternatives.iter().enumerate() {
             let prefix = &format!("alternatives[{index}].");
-            let (layout, recompute) = (&runner_up.layout, &runner_up.recompute);
-            planned.prove(&Place { path, prefix }, model, request, layout, recompute)?;
+            planned.prove_runner_up(&Place { path, prefix }, model, request, runner_up)?;
         }
         Ok(())
     }
