@@ -562,7 +562,8 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     }
     options.pins = args.layout.unwrap_or_default();
     options.dispatcher = args.dispatcher.0;
-    options.cp_comm = args.cp_comm_type;
+    options.order = args.rank_order.0;
+    options.cp_comm = args.cp_comm_type.0;
     if let [inside, outside] = args.hierarchical_context_parallel_sizes[..] {
         for size in [inside, outside] {
             if size == 0 {

@@ -17,7 +17,7 @@ use crate::choice::{
     Capacity, CpComm, Dispatcher, Graphs, HostShare, Masters, Objective, Offload, Optimizer,
     Overlap, PrimaryWeights, RecomputePlan, ScheduleName, StackName, Zero,
 };
-use crate::layout::Batch;
+use crate::layout::{Batch, Order};
 use crate::model::Model;
 use crate::options::{Loads, MEMORY_HEADROOM, Routing, SearchOptions};
 
@@ -49,6 +49,9 @@ pub struct PlannedLayout {
     /// How many tokens an expert takes; absent where nothing is dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Capacity>,
+    /// How ranks are numbered; absent where that is `tp-cp-ep-dp-pp`, and in older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank_order: Option<Order>,
     /// What each layer computes again in the backward pass.
     pub recompute: RecomputePlan,
     /// Modules whose saved tensors rest on the host between the passes.
@@ -114,7 +117,8 @@ impl PlannedLayout {
             optimizer_offload: self.optimizer_offload_fraction.unwrap_or_default(),
             grad_dtype: self.grad_dtype.unwrap_or(Dtype::F32),
             dispatcher: Some(self.dispatcher),
-            cp_comm: self.cp_comm(),
+            order: Some(self.rank_order.unwrap_or_default()),
+            cp_comm: Some(self.cp_comm()),
             cp_sizes: self.hierarchical_context_parallel_sizes,
             capacity: self.capacity,
             recompute: Some(self.recompute.clone()),
@@ -310,6 +314,8 @@ impl Plan {
         let schedule = planned.pipeline.schedule;
         SearchOptions {
             dispatcher: None,
+            order: None,
+            cp_comm: None,
             cp_sizes: None,
             recompute: None,
             // Modules that a search has chosen are no less searched than the rest.
@@ -384,6 +390,13 @@ pub struct Alternative {
     /// Its pipeline schedule; absent where the degrees say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleName>,
+    /// How its ranks are numbered; absent where that is `tp-cp-ep-dp-pp`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank_order: Option<Order>,
+    /// How its attention reaches the keys of other context-parallel ranks; absent where the plan does so too, or there
+    /// are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cp_comm_type: Option<CpComm>,
     /// Seconds a step.
     pub step_s: f64,
     /// Peak memory, GiB.

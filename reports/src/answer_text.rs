@@ -265,7 +265,7 @@ fn ranking(answer: &Answer) -> Table {
         let p = &plan.predicted;
         table.row([
             (i + 1).to_string(),
-            plan.layout.to_string(),
+            format::planned(plan),
             json_word(&plan.pipeline.schedule),
             plan.layout.microbatches.to_string(),
             match plan.recompute.alike() {
@@ -617,6 +617,8 @@ mod tests {
         answer.plans[1].predicted.step_s = 1.1 * first.step_s;
         let runner_up = Alternative {
             schedule: None,
+            rank_order: None,
+            cp_comm_type: None,
             layout: answer.plans[1].layout,
             recompute: answer.plans[1].recompute.clone(),
             step_s: 1.1 * first.step_s,

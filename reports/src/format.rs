@@ -2,8 +2,8 @@
 //!
 //! Not for machine-readable files, which keep every digit.
 
-use moefold_planner::choice::RecomputePlan;
-use moefold_planner::plan::Predicted;
+use moefold_planner::choice::{CpComm, RecomputePlan};
+use moefold_planner::plan::{PlannedLayout, Predicted};
 
 /// A number with about three significant digits: `1234`, `123`, `12.3`, `1.23`, `0.0123`.
 pub fn three_digits(value: f64) -> String {
@@ -202,6 +202,16 @@ impl MemoryUnit {
             Self::Gib => 1.0,
         }
     }
+}
+
+/// A layout in short, with what else places its ranks where that is not the usual: how attention reaches the keys of
+/// others, and how ranks are numbered.
+pub fn planned(plan: &PlannedLayout) -> String {
+    let mut parts = vec![plan.layout.to_string()];
+    let way = plan.cp_comm_type.filter(|way| *way != CpComm::default());
+    parts.extend(way.map(|way| format!("cp {}", way.name())));
+    parts.extend(plan.rank_order.map(|order| order.to_string()));
+    parts.join(" | ")
 }
 
 /// What is recomputed in short: `none`, `full`, `moe_act+layernorm`, `full in 12, moe_act in 3 layers`.

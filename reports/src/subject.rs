@@ -297,7 +297,7 @@ impl Comparison {
     ) {
         self.subjects.push(Subject {
             name,
-            layout: planned.layout.to_string(),
+            layout: format::planned(&planned),
             details: String::new(),
             planned,
             setting,

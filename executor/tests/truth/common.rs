@@ -58,6 +58,8 @@ pub(crate) struct Fixture {
     pub(crate) samples: Samples,
     /// What it gives time for memory with; nothing, as loaded.
     pub(crate) savers: Savers,
+    /// How ranks are numbered.
+    pub(crate) rank_order: moefold_planner::layout::Order,
     /// Where the weights are; absent, they are random.
     folder: Option<PathBuf>,
 }
@@ -88,6 +90,7 @@ impl Fixture {
             golden,
             samples,
             savers: Savers::default(),
+            rank_order: moefold_planner::layout::Order::default(),
             folder: Some(folder),
         }
     }
@@ -168,6 +171,7 @@ impl Fixture {
     pub(crate) fn layout(&self, degrees: &Degrees) -> Layout {
         let layout = Layout::new(degrees, &self.model, &self.batch()).expect("a legal layout");
         let usual = ScheduleName::of(degrees.pp, degrees.vpp);
+        let layout = layout.numbered(self.rank_order).expect("an order");
         layout.under(self.savers.schedule.unwrap_or(usual))
     }
 

@@ -6,7 +6,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request};
+use super::{
+    Alternative, LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request,
+};
 use crate::choice::{Overlap, RecomputePlan, ScheduleName, StackName};
 use crate::layout::{Degrees, Layout};
 use crate::model::Model;
@@ -148,6 +150,25 @@ impl PlannedLayout {
             }
         }
         Ok(())
+    }
+
+    /// Proves a runner-up of the same search legal.
+    pub(crate) fn prove_runner_up(
+        &self,
+        place: &Place<'_>,
+        model: &Model,
+        request: &Request,
+        runner_up: &Alternative,
+    ) -> Result<Layout, PlanFileError> {
+        let own = Self {
+            rank_order: runner_up.rank_order,
+            cp_comm_type: runner_up.cp_comm_type.or(self.cp_comm_type),
+            // Its own are what its ranks and heads allow.
+            hierarchical_context_parallel_sizes: None,
+            ..self.clone()
+        };
+        let (layout, recompute) = (&runner_up.layout, &runner_up.recompute);
+        own.prove(place, model, request, layout, recompute)
     }
 
     /// Proves a layout of the same search legal, under what it recomputes: this one, or a runner-up.

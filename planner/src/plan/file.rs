@@ -15,7 +15,7 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 27] = [
+const KEYS: [&str; 28] = [
     "version",
     "layout",
     "pipeline",
@@ -23,6 +23,7 @@ const KEYS: [&str; 27] = [
     "cp_comm_type",
     "hierarchical_context_parallel_sizes",
     "capacity",
+    "rank_order",
     "recompute",
     "offload",
     "precision",
@@ -184,7 +185,11 @@ impl Plan {
         let pipeline = &self.planned.pipeline;
         let stages = pipeline.stages.len();
         let layout = Layout::of_stages(&degrees, stages, &self.model, &self.request.batch)?;
-        Ok(layout.under(pipeline.schedule))
+        let (pp, dp, edp) = (layout.pp(), layout.dp(), layout.edp());
+        layout
+            .under(pipeline.schedule)
+            .numbered(self.planned.rank_order.unwrap_or_default())
+            .ok_or_else(|| vec![Illegal::PipelineGroups { pp, dp, edp }])
     }
 
     fn check(&self, path: &Path) -> Result<(), PlanFileError> {
@@ -200,8 +205,7 @@ impl Plan {
         planned.check(&place, model, request)?;
         for (index, runner_up) in self.alternatives.iter().enumerate() {
             let prefix = &format!("alternatives[{index}].");
-            let (layout, recompute) = (&runner_up.layout, &runner_up.recompute);
-            planned.prove(&Place { path, prefix }, model, request, layout, recompute)?;
+            planned.prove_runner_up(&Place { path, prefix }, model, request, runner_up)?;
         }
         Ok(())
     }

@@ -139,6 +139,7 @@ impl Rules {
         match (grids, microbatches) {
             (Some(replicas), Some(microbatches)) if broken.is_empty() => {
                 let layout = Layout::proven(degrees, replicas, microbatches);
+                let layout = layout.numbered(self.choices.order)?;
                 Some(match self.choices.schedule() {
                     Some(schedule) => layout.under(schedule),
                     None => layout,

@@ -94,7 +94,7 @@ impl<'a> Room<'a> {
             // One matrix.
             ends[0] = 0.0;
         }
-        let setting = question.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
+        let setting = question.setting(layout, shape.wires(), &shape.local, &shape.groups);
         let step = question.runtime.step(&setting, layout.microbatches());
         let overhead = overhead(case);
         let all = capacity.0.saturating_sub(overhead.0) as f64;

@@ -346,7 +346,7 @@ impl StageSplit {
                 let mut depths = Vec::new();
                 if question.shards_weights() {
                     let setting =
-                        question.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
+                        question.setting(layout, shape.wires(), &shape.local, &shape.groups);
                     depths = question.runtime.depths(&setting);
                 }
                 for [shard, padding] in &depths {

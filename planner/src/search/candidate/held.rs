@@ -55,7 +55,7 @@ impl StageSplit {
             .stack
             .state(options.precision, kept, options.grad_dtype);
         let overhead = overhead(case);
-        let setting = question.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
+        let setting = question.setting(layout, shape.wires(), &shape.local, &shape.groups);
         let step = question.runtime.step(&setting, layout.microbatches());
         self.message = step.message;
         let pp = layout.pp() as usize;
@@ -501,8 +501,8 @@ pub(crate) fn overhead(case: Case<'_>) -> Bytes {
     } else {
         0
     };
-    let levels = shape.groups.cp_levels(question.options.cp_comm);
-    let levels = if question.options.cp_comm == CpComm::Hierarchical {
+    let levels = shape.groups.cp_levels(shape.cp_comm);
+    let levels = if shape.cp_comm == CpComm::Hierarchical {
         levels.iter().filter(|level| level.ranks > 1).count() as u64
     } else {
         0

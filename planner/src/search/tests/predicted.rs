@@ -436,7 +436,7 @@ fn levels_of_context_parallel_ranks_are_those_of_nodes() {
     cluster.gpu.memory_gib = ENDLESS_GIB;
     let plan = |cp_comm, cp_sizes, pins: &str| {
         let options = SearchOptions {
-            cp_comm,
+            cp_comm: Some(cp_comm),
             cp_sizes,
             pins: pins.parse().expect("degrees"),
             recompute: Some(Recompute::Full.into()),
