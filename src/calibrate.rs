@@ -201,9 +201,9 @@ fn of_run(plan: &Plan, run: &Path, summary: &Path) -> Result<f64, Failure> {
         return Err(Failure::Request(anyhow!(
             "--measured {}: found a run of {} of {}, expected a run of the plan, {} of {}",
             run.display(),
-            format::layout(&ran.planned.layout),
+            ran.planned.layout,
             ran.model.name,
-            format::layout(&plan.planned.layout),
+            plan.planned.layout,
             plan.model.name
         )));
     }

@@ -226,7 +226,7 @@ impl Answer {
             for (key, found) in numbers {
                 if let Some(found) = found.filter(|found| !found.is_finite() || *found < 0.0) {
                     let expected = "a finite number of at least 0".to_owned();
-                    return Err(place.prediction(key, found.to_string(), expected));
+                    return Err(place.value(key, found.to_string(), expected));
                 }
             }
         }
@@ -246,7 +246,7 @@ impl Answer {
             ] {
                 if !found.is_finite() || found < 0.0 {
                     let expected = "a finite number of at least 0".to_owned();
-                    return Err(place.prediction(key, found.to_string(), expected));
+                    return Err(place.value(key, found.to_string(), expected));
                 }
             }
             // Runners-up share the best plan's precision, stack and the rest.

@@ -140,6 +140,7 @@ fn request(gpus: u32) -> Request {
             global_batch: 256,
         },
         objective: Objective::Throughput,
+        memory_headroom: None,
     }
 }
 
@@ -257,6 +258,7 @@ pub(crate) fn cpu_plan(degrees: [u32; 5], step_s: f64) -> Plan {
                 global_batch: 8,
             },
             objective: Objective::Throughput,
+            memory_headroom: None,
         },
         profiles: Vec::new(),
         alternatives: vec![Alternative {

@@ -4,7 +4,6 @@
 
 use std::path::Path;
 
-use moefold_profiles::Dtype;
 use serde_json::Value;
 
 use super::{
@@ -42,9 +41,9 @@ impl Place<'_> {
         }
     }
 
-    /// A number that no prediction has.
-    pub(crate) fn prediction(&self, key: &str, found: String, expected: String) -> PlanFileError {
-        PlanFileError::Prediction {
+    /// A number that no plan has.
+    pub(crate) fn value(&self, key: &str, found: String, expected: String) -> PlanFileError {
+        PlanFileError::Value {
             path: self.path.to_owned(),
             key: format!("{}{key}", self.prefix),
             found,
@@ -156,11 +155,11 @@ impl PlannedLayout {
             if loads.len() != layers {
                 let found = format!("{} entries", loads.len());
                 let expected = format!("{layers}, one for each MoE layer");
-                return Err(place.prediction(&key, found, expected));
+                return Err(place.value(&key, found, expected));
             }
             if let Some(load) = loads.iter().find(|&&load| load > most) {
                 let expected = format!("at most ep = {}", self.layout.ep);
-                return Err(place.prediction(&key, load.to_string(), expected));
+                return Err(place.value(&key, load.to_string(), expected));
             }
         }
         Ok(())
@@ -225,6 +224,13 @@ impl PlannedLayout {
         claim: &Claim<'_>,
     ) -> Result<Layout, PlanFileError> {
         let (found, recompute) = (claim.layout, claim.recompute);
+        if let Some(headroom) = request
+            .memory_headroom
+            .filter(|share| !(0.0..1.0).contains(share))
+        {
+            let expected = "a share of memory, from 0 to below 1".to_owned();
+            return Err(place.value("request.memory_headroom", headroom.to_string(), expected));
+        }
         // Where some stages are empty, they were given.
         let stages = u64::from(found.pp) * u64::from(found.vpp);
         let given = stages > model.layers.len() as u64 + 2;
@@ -232,28 +238,16 @@ impl PlannedLayout {
         let options = SearchOptions {
             schedule: claim.schedule,
             stages,
-            precision: self.precision,
-            dispatcher: Some(self.dispatcher),
             order: claim.order,
             cp_comm: claim.cp_comm,
             cp_sizes: claim.cp_sizes,
-            capacity: self.capacity,
             recompute: Some(recompute.clone()),
             offload: Some(self.offload.kept(model, &|layer| recompute.of_layer(layer))),
-            optimizer: self.optimizer,
-            grad_dtype: self.grad_dtype.unwrap_or(Dtype::F32),
-            masters: self.masters.unwrap_or_default(),
-            primary_weights: self.primary_weights.unwrap_or_default(),
-            optimizer_offload: self.optimizer_offload_fraction.unwrap_or_default(),
-            zero: self.zero.unwrap_or_default(),
-            instances: self.optimizer_instances.unwrap_or(1),
             overlap: self.overlap.or(match self.stack {
                 StackName::Megatron => None,
                 StackName::Moefold => Some(Overlap::default()),
             }),
-            graphs: self.cuda_graph.unwrap_or_default(),
-            bucket_elements: self.bucket_elements,
-            ..SearchOptions::new(request.batch, self.stack)
+            ..self.options(request.batch)
         };
         let layout = Rules::of(model, &options)
             .layout(&found.degrees(request.gpus))
@@ -291,27 +285,26 @@ impl PlannedLayout {
             ..
         } = &self.predicted;
         // Serialized, every number of the record is walked, also those added later.
-        let value = serde_json::to_value(&self.predicted).map_err(|error| {
-            place.prediction("predicted", error.to_string(), "numbers".to_owned())
-        })?;
+        let value = serde_json::to_value(&self.predicted)
+            .map_err(|error| place.value("predicted", error.to_string(), "numbers".to_owned()))?;
         numbers(place, "predicted", &value)?;
         let sum = time_s.total().0;
         if (sum - step_s).abs() > ROUNDING * sum.max(*step_s) {
             let expected = format!("the {step_s} s of predicted.step_s");
             let found = format!("a sum of {sum} s");
-            return Err(place.prediction("predicted.time_s", found, expected));
+            return Err(place.value("predicted.time_s", found, expected));
         }
         if let (Some(low), Some(high)) = (step_s_low, step_s_high)
             && low > high
         {
             let expected = format!("at least the {low} s of predicted.step_s_low");
-            return Err(place.prediction("predicted.step_s_high", high.to_string(), expected));
+            return Err(place.value("predicted.step_s_high", high.to_string(), expected));
         }
         let (found, ranks) = (memory_gib_by_pp_rank.len(), self.layout.pp);
         if found != ranks as usize {
             let expected = format!("{ranks}, one for each pipeline rank");
             let found = format!("{found} entries");
-            return Err(place.prediction("predicted.memory_gib_by_pp_rank", found, expected));
+            return Err(place.value("predicted.memory_gib_by_pp_rank", found, expected));
         }
         Ok(())
     }
@@ -343,5 +336,5 @@ fn numbers(place: &Place<'_>, key: &str, value: &Value) -> Result<(), PlanFileEr
         other => other.to_string(),
     };
     let expected = "a finite number of at least 0".to_owned();
-    Err(place.prediction(key, found, expected))
+    Err(place.value(key, found, expected))
 }

@@ -105,9 +105,9 @@ pub enum PlanFileError {
         /// What it has to be.
         expected: String,
     },
-    /// A size or a predicted number that cannot be one.
+    /// A number that no plan has.
     #[error("{}: {key} is {found}; expected {expected}", path.display())]
-    Prediction {
+    Value {
         /// The file.
         path: PathBuf,
         /// Which.
@@ -195,7 +195,7 @@ impl Plan {
         let place = Place { path, prefix: "" };
         let (planned, model, request) = (&self.planned, &self.model, &self.request);
         model.check().map_err(|broken| {
-            place.prediction(
+            place.value(
                 &format!("model.{}", broken.key),
                 broken.found,
                 broken.expected,
