@@ -410,7 +410,8 @@ pub(crate) fn prove(plan: &PlannedLayout, model: &Model, batch: &Batch) -> Resul
         mbs: record.mbs,
     };
     let pipeline = &plan.pipeline;
-    let layout = Layout::of_stages(&degrees, pipeline.stages.len(), model, batch);
+    let staged = (pipeline.schedule, pipeline.stages.len());
+    let layout = Layout::of_stages(&degrees, staged, model, batch);
     let order = plan.rank_order.unwrap_or_default();
     let numbered = |layout: Layout| {
         let ours = layout.numbered(order);
@@ -418,7 +419,6 @@ pub(crate) fn prove(plan: &PlannedLayout, model: &Model, batch: &Batch) -> Resul
         ours.ok_or_else(|| vec![Illegal::PipelineGroups { pp, dp, edp }])
     };
     let layout = layout.and_then(numbered);
-    let layout = layout.map(|layout| layout.under(pipeline.schedule));
     layout.map_err(|broken| {
         let rules: Vec<String> = broken.iter().map(ToString::to_string).collect();
         Error::Request(format!(

@@ -251,13 +251,7 @@ impl Answer {
             }
             // Runners-up share the best plan's precision, stack and the rest.
             if let Some(((model, request), best)) = asked.zip(self.plans.first()) {
-                best.prove(
-                    &place,
-                    model,
-                    request,
-                    &candidate.layout,
-                    &candidate.recompute,
-                )?;
+                best.prove_candidate(&place, model, request, candidate)?;
             }
         }
         Ok(())

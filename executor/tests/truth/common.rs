@@ -18,9 +18,11 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
 use moefold_kernels::{Device, Tensor};
-use moefold_planner::choice::{CpComm, RecomputePlan, ScheduleName};
+use moefold_planner::choice::{CpComm, RecomputePlan, ScheduleName, StackName};
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
+use moefold_planner::options::SearchOptions;
+use moefold_planner::rules::Rules;
 use serde::Deserialize;
 
 /// How attention reaches the keys of other ranks here.
@@ -169,10 +171,15 @@ impl Fixture {
     }
 
     pub(crate) fn layout(&self, degrees: &Degrees) -> Layout {
-        let layout = Layout::new(degrees, &self.model, &self.batch()).expect("a legal layout");
         let usual = ScheduleName::of(degrees.pp, degrees.vpp);
-        let layout = layout.numbered(self.rank_order).expect("an order");
-        layout.under(self.savers.schedule.unwrap_or(usual))
+        let options = SearchOptions {
+            schedule: Some(self.savers.schedule.unwrap_or(usual)),
+            order: Some(self.rank_order),
+            cp_comm: Some(self.savers.cp_comm),
+            ..SearchOptions::new(self.batch(), StackName::Moefold)
+        };
+        let rules = Rules::of(&self.model, &options);
+        rules.layout(degrees).expect("a legal layout")
     }
 
     pub(crate) fn options(&self) -> TrainOptions {

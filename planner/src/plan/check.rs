@@ -9,8 +9,9 @@ use serde_json::Value;
 use super::{
     Alternative, LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request,
 };
-use crate::choice::{Overlap, RecomputePlan, ScheduleName, StackName};
-use crate::layout::{Degrees, Layout};
+use crate::answer::Candidate;
+use crate::choice::{CpComm, Overlap, RecomputePlan, ScheduleName, StackName};
+use crate::layout::{Degrees, Layout, Order};
 use crate::model::Model;
 use crate::options::SearchOptions;
 use crate::rules::{Rules, schedules};
@@ -67,6 +68,23 @@ impl LayoutRecord {
     }
 }
 
+/// What a record says of a layout beside what all of a search have in common.
+struct Claim<'a> {
+    layout: &'a LayoutRecord,
+    schedule: Option<ScheduleName>,
+    /// None where either will do.
+    order: Option<Order>,
+    /// None where any will do.
+    cp_comm: Option<CpComm>,
+    cp_sizes: Option<[u32; 2]>,
+    recompute: &'a RecomputePlan,
+}
+
+/// A schedule whose stages come back, which rules of degrees depend on; whether another goes with the rest comes later.
+fn coming_back(found: &LayoutRecord, schedule: Option<ScheduleName>) -> Option<ScheduleName> {
+    schedule.filter(|name| name.is_vee() && name.goes_with(found.pp, found.vpp))
+}
+
 impl PlannedLayout {
     /// Refuses a plan that no search makes: see the module's documentation.
     pub(crate) fn check(
@@ -75,8 +93,9 @@ impl PlannedLayout {
         model: &Model,
         request: &Request,
     ) -> Result<(), PlanFileError> {
-        let layout = self.prove(place, model, request, &self.layout, &self.recompute)?;
         let pipeline = &self.pipeline;
+        let comes_back = coming_back(&self.layout, Some(pipeline.schedule));
+        let layout = self.prove(place, model, request, &self.claim(comes_back))?;
         let known = schedules(self.stack, layout.pp(), layout.vpp());
         if !known.contains(&pipeline.schedule) {
             let names: Vec<&str> = known.iter().map(|name| name.name()).collect();
@@ -88,13 +107,7 @@ impl PlannedLayout {
         }
         // What the schedule does not go with, after what is wrong whatever it is.
         let schedule = Some(pipeline.schedule);
-        self.prove_under(
-            place,
-            model,
-            request,
-            (&self.layout, schedule),
-            &self.recompute,
-        )?;
+        self.prove(place, model, request, &self.claim(schedule))?;
         let stages = pipeline.stages.len();
         if stages != layout.stages() as usize {
             let expected = format!("{} stages (pp x vpp)", layout.stages());
@@ -152,6 +165,18 @@ impl PlannedLayout {
         Ok(())
     }
 
+    /// What it claims of itself.
+    fn claim(&self, schedule: Option<ScheduleName>) -> Claim<'_> {
+        Claim {
+            layout: &self.layout,
+            schedule,
+            order: Some(self.rank_order.unwrap_or_default()),
+            cp_comm: Some(self.cp_comm()),
+            cp_sizes: self.hierarchical_context_parallel_sizes,
+            recompute: &self.recompute,
+        }
+    }
+
     /// Proves a runner-up of the same search legal.
     pub(crate) fn prove_runner_up(
         &self,
@@ -160,37 +185,45 @@ impl PlannedLayout {
         request: &Request,
         runner_up: &Alternative,
     ) -> Result<Layout, PlanFileError> {
-        let own = Self {
-            rank_order: runner_up.rank_order,
-            cp_comm_type: runner_up.cp_comm_type.or(self.cp_comm_type),
+        let claim = Claim {
+            layout: &runner_up.layout,
+            schedule: coming_back(&runner_up.layout, runner_up.schedule),
+            order: Some(runner_up.rank_order.unwrap_or_default()),
+            cp_comm: Some(runner_up.cp_comm_type.unwrap_or(self.cp_comm())),
             // Its own are what its ranks and heads allow.
-            hierarchical_context_parallel_sizes: None,
-            ..self.clone()
+            cp_sizes: None,
+            recompute: &runner_up.recompute,
         };
-        let (layout, recompute) = (&runner_up.layout, &runner_up.recompute);
-        own.prove(place, model, request, layout, recompute)
+        self.prove(place, model, request, &claim)
     }
 
-    /// Proves a layout of the same search legal, under what it recomputes: this one, or a runner-up.
-    pub(crate) fn prove(
+    /// Proves a candidate of the same search legal, under some order of ranks and some way to keys.
+    pub(crate) fn prove_candidate(
         &self,
         place: &Place<'_>,
         model: &Model,
         request: &Request,
-        found: &LayoutRecord,
-        recompute: &RecomputePlan,
+        candidate: &Candidate,
     ) -> Result<Layout, PlanFileError> {
-        self.prove_under(place, model, request, (found, None), recompute)
+        let claim = Claim {
+            layout: &candidate.layout,
+            schedule: coming_back(&candidate.layout, candidate.schedule),
+            order: None,
+            cp_comm: None,
+            cp_sizes: None,
+            recompute: &candidate.recompute,
+        };
+        self.prove(place, model, request, &claim)
     }
 
-    fn prove_under(
+    fn prove(
         &self,
         place: &Place<'_>,
         model: &Model,
         request: &Request,
-        (found, schedule): (&LayoutRecord, Option<ScheduleName>),
-        recompute: &RecomputePlan,
+        claim: &Claim<'_>,
     ) -> Result<Layout, PlanFileError> {
+        let (found, recompute) = (claim.layout, claim.recompute);
         if let Some(headroom) = request
             .memory_headroom
             .filter(|share| !(0.0..1.0).contains(share))
@@ -203,8 +236,11 @@ impl PlannedLayout {
         let given = stages > model.layers.len() as u64 + 2;
         let stages = given.then(|| self.pipeline.stages.clone().into());
         let options = SearchOptions {
-            schedule,
+            schedule: claim.schedule,
             stages,
+            order: claim.order,
+            cp_comm: claim.cp_comm,
+            cp_sizes: claim.cp_sizes,
             recompute: Some(recompute.clone()),
             offload: Some(self.offload.kept(model, &|layer| recompute.of_layer(layer))),
             overlap: self.overlap.or(match self.stack {

@@ -183,11 +183,10 @@ impl Plan {
     pub fn layout(&self) -> Result<Layout, Vec<Illegal>> {
         let degrees = self.planned.layout.degrees(self.request.gpus);
         let pipeline = &self.planned.pipeline;
-        let stages = pipeline.stages.len();
-        let layout = Layout::of_stages(&degrees, stages, &self.model, &self.request.batch)?;
+        let staged = (pipeline.schedule, pipeline.stages.len());
+        let layout = Layout::of_stages(&degrees, staged, &self.model, &self.request.batch)?;
         let (pp, dp, edp) = (layout.pp(), layout.dp(), layout.edp());
         layout
-            .under(pipeline.schedule)
             .numbered(self.planned.rank_order.unwrap_or_default())
             .ok_or_else(|| vec![Illegal::PipelineGroups { pp, dp, edp }])
     }

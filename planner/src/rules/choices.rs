@@ -57,8 +57,9 @@ impl Choices {
         }
     }
 
-    /// Has the layers of so many stages given.
-    pub(super) fn give_stages(&mut self, stages: usize) {
+    /// Has a schedule given, and the layers of so many stages.
+    pub(super) fn give_stages(&mut self, schedule: ScheduleName, stages: usize) {
+        self.schedule = Some(schedule);
         self.stages = Some(stages as u64);
     }
 

@@ -178,7 +178,7 @@ impl<'a> Room<'a> {
             let (is_first, is_last) = (rank == 0, rank == holder);
             let state = f64::from(is_first) * self.ends[0] + f64::from(is_last) * self.ends[1];
             let most_at = |at: &Occupancy| {
-                let mut taken = state + self.message * f64::from(at.sent);
+                let mut taken = state + self.message * f64::from(at.messages);
                 if is_first {
                     // What the first stage sends is not kept.
                     let live = f64::from(at.live[0]);

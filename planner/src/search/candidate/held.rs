@@ -371,7 +371,7 @@ impl StageSplit {
             .map(|(kind, count)| kind.memory[0].beside.total() * i64::from(count))
             .sum();
         let room = self.room(case.question, rank) - beside;
-        let sent = |at: &Occupancy| self.message.total() * i64::from(at.sent);
+        let sent = |at: &Occupancy| self.message.total() * i64::from(at.messages);
         occupancies.iter().map(|at| room - sent(at)).collect()
     }
 
