@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
@@ -419,7 +419,7 @@ pub(crate) struct PackingArgs {
 }
 
 /// What training does, beside the plan.
-#[derive(Debug, Args)]
+#[derive(Debug, PartialEq, Args)]
 pub(crate) struct TrainArgs {
     /// Steps to train; with --resume, those before it included
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
@@ -481,6 +481,14 @@ pub(crate) struct TrainArgs {
     /// Seed of initial weights and shuffling
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
+}
+
+impl Default for TrainArgs {
+    /// What they are where no flag is given.
+    fn default() -> Self {
+        let none = Self::augment_args(clap::Command::new("")).get_matches_from([""]);
+        Self::from_arg_matches(&none).expect("every flag has a default")
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -569,6 +577,22 @@ pub(crate) struct ProfileArgs {
     /// Profile directory to write
     #[arg(long)]
     pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) course: CourseArgs,
+}
+
+/// The training that a profile rehearses.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "The training that layouts are measured by, on a CPU")]
+pub(crate) struct CourseArgs {
+    /// Plain text files to train on [default: random tokens, which go to experts more evenly than text]
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub(crate) text: Vec<PathBuf>,
+    /// Tokenizer of --text: byte, o200k, cl100k, a tokenizer.json or a .tiktoken file
+    #[arg(long, default_value = "byte")]
+    pub(crate) tokenizer: String,
+    #[command(flatten)]
+    pub(crate) train: TrainArgs,
 }
 
 #[derive(Debug, Args)]
