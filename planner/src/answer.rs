@@ -251,7 +251,8 @@ impl Answer {
             }
             // Runners-up share the best plan's precision, stack and the rest.
             if let Some(((model, request), best)) = asked.zip(self.plans.first()) {
-                best.prove_candidate(&place, model, request, candidate)?;
+                let of = (&candidate.layout, candidate.schedule);
+                best.prove_candidate(&place, model, request, of, &candidate.recompute)?;
             }
         }
         Ok(())

@@ -9,7 +9,6 @@ use serde_json::Value;
 use super::{
     Alternative, LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request,
 };
-use crate::answer::Candidate;
 use crate::choice::{CpComm, Overlap, RecomputePlan, ScheduleName, StackName};
 use crate::layout::{Degrees, Layout, Order};
 use crate::model::Model;
@@ -203,15 +202,16 @@ impl PlannedLayout {
         place: &Place<'_>,
         model: &Model,
         request: &Request,
-        candidate: &Candidate,
+        (layout, schedule): (&LayoutRecord, Option<ScheduleName>),
+        recompute: &RecomputePlan,
     ) -> Result<Layout, PlanFileError> {
         let claim = Claim {
-            layout: &candidate.layout,
-            schedule: coming_back(&candidate.layout, candidate.schedule),
+            layout,
+            schedule: coming_back(layout, schedule),
             order: None,
             cp_comm: None,
             cp_sizes: None,
-            recompute: &candidate.recompute,
+            recompute,
         };
         self.prove(place, model, request, &claim)
     }

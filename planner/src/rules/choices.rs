@@ -10,7 +10,7 @@ use crate::choice::{
     Recompute, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Degrees, Illegal, Order};
-use crate::model::{Layer, Mixer, Model};
+use crate::model::{Layer, Model};
 use crate::options::{PipelineLayout, SearchOptions};
 use crate::stack::Stack;
 use moefold_profiles::Precision;
@@ -157,27 +157,6 @@ pub(crate) fn undivided(options: &SearchOptions) -> Option<&'static str> {
     overlap
         .shared_expert
         .then_some("shared-expert in `overlap`")
-}
-
-/// Whether some attention of a model has windows.
-pub(super) fn has_windows(model: &Model) -> bool {
-    let mut layers = model.layers.iter().chain(&model.mtp);
-    layers.any(|layer| matches!(&layer.mixer, Some(Mixer::Gqa(gqa)) if gqa.window.is_some()))
-}
-
-/// The numbers of heads of a model's attention, of queries and of keys.
-pub(crate) fn heads(model: &Model) -> Vec<u64> {
-    let layers = model.layers.iter().chain(&model.mtp);
-    let of_layer = |layer: &Layer| match &layer.mixer {
-        Some(Mixer::Gqa(gqa)) => vec![gqa.heads, gqa.kv_heads],
-        Some(Mixer::Mla(mla)) => vec![mla.heads],
-        Some(Mixer::SharedKv(shared)) => vec![shared.heads, 1],
-        Some(Mixer::Linear(_)) | None => Vec::new(),
-    };
-    let mut heads: Vec<u64> = layers.flat_map(of_layer).collect();
-    heads.sort_unstable();
-    heads.dedup();
-    heads
 }
 
 /// Every rule that choices break whatever the degrees are.

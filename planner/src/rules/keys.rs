@@ -1,9 +1,8 @@
 //! [`KeyWays`]: how attention may reach the keys of other context-parallel ranks, and what each way demands.
 
-use super::choices::{has_windows, heads};
 use crate::choice::{CpComm, StackName};
 use crate::layout::Illegal;
-use crate::model::Model;
+use crate::model::{Layer, Mixer, Model};
 use crate::options::SearchOptions;
 
 /// The ways that are tried. The default has none, which demands nothing.
@@ -92,4 +91,25 @@ impl KeyWays {
         }
         broken
     }
+}
+
+/// Whether some attention of a model has windows.
+fn has_windows(model: &Model) -> bool {
+    let mut layers = model.layers.iter().chain(&model.mtp);
+    layers.any(|layer| matches!(&layer.mixer, Some(Mixer::Gqa(gqa)) if gqa.window.is_some()))
+}
+
+/// The numbers of heads of a model's attention, of queries and of keys.
+pub(crate) fn heads(model: &Model) -> Vec<u64> {
+    let layers = model.layers.iter().chain(&model.mtp);
+    let of_layer = |layer: &Layer| match &layer.mixer {
+        Some(Mixer::Gqa(gqa)) => vec![gqa.heads, gqa.kv_heads],
+        Some(Mixer::Mla(mla)) => vec![mla.heads],
+        Some(Mixer::SharedKv(shared)) => vec![shared.heads, 1],
+        Some(Mixer::Linear(_)) | None => Vec::new(),
+    };
+    let mut heads: Vec<u64> = layers.flat_map(of_layer).collect();
+    heads.sort_unstable();
+    heads.dedup();
+    heads
 }
