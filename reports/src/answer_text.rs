@@ -53,6 +53,7 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
             without_experts(answer),
             headroom(answer),
             tight(answer),
+            beyond_positions(answer),
             outside_domain(answer),
         ];
         for note in notes.into_iter().flatten() {
@@ -523,6 +524,19 @@ fn tight(answer: &Answer) -> Option<String> {
     })
 }
 
+/// That sequences are longer than the model is told to take.
+fn beyond_positions(answer: &Answer) -> Option<String> {
+    let known = answer.model.as_ref()?.max_position?;
+    let asked = answer.request.as_ref()?.batch.seq_len;
+    (asked > known).then(|| {
+        format!(
+            "Sequences have {} tokens, and the config of the model says at most {} positions: it has to be extended first.",
+            format::grouped(asked),
+            format::grouped(known)
+        )
+    })
+}
+
 /// Why the experts of the first plan reach past an NVLink domain.
 fn outside_domain(answer: &Answer) -> Option<String> {
     let inside = answer.search.inside_domain.as_ref()?;
@@ -699,6 +713,21 @@ mod tests {
             " a step, 25.0% more.\n",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn sequences_beyond_the_positions_of_a_model_are_said() {
+        let mut answer = sample::answer(1);
+        let seq_len = answer.request.as_ref().expect("asked").batch.seq_len;
+        for (positions, is_said) in [
+            (None, false),
+            (Some(seq_len), false),
+            (Some(seq_len - 1), true),
+        ] {
+            answer.model.as_mut().expect("a model").max_position = positions;
+            let said = plan_table(&answer, &[]).contains("it has to be extended first");
+            assert_eq!(said, is_said, "{positions:?}");
         }
     }
 
