@@ -133,7 +133,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "ORDER", default_value = "auto", value_parser = flags::order)]
     pub(crate) rank_order: Auto<Order>,
     /// How attention reaches the keys of other context-parallel ranks: auto tries all that the stack has
-    #[arg(long, default_value = "auto", value_parser = flags::one_or_auto(&CpComm::ALL, CpComm::name))]
+    #[arg(long, default_value = "p2p", value_parser = flags::one_or_auto(&CpComm::ALL, CpComm::name))]
     pub(crate) cp_comm_type: Auto<CpComm>,
     /// Of a2a+p2p, the ranks that exchange heads and the ranks of a ring, which together are CP [default: as many exchange
     /// heads as share an NVLink domain and divide them]
