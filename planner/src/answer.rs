@@ -191,11 +191,14 @@ pub struct Length {
 }
 
 impl Answer {
-    /// Refuses layouts that are not legal for what was asked, and predictions that are negative or
+    /// Refuses a model that nobody has, layouts that are not legal for what was asked, and predictions that are negative or
     /// no numbers, or do not add up, as a plan's file does; `path` is named in errors. An answer
     /// that does not say what was asked is not held to the rules of layouts.
     pub fn check(&self, path: &Path) -> Result<(), PlanFileError> {
         let asked = self.model.as_ref().zip(self.request.as_ref());
+        if let Some(model) = &self.model {
+            Place { path, prefix: "" }.check_model(model)?;
+        }
         for (index, plan) in self.plans.iter().enumerate() {
             let prefix = &format!("plans[{index}].");
             let place = Place { path, prefix };

@@ -40,6 +40,14 @@ impl Place<'_> {
         }
     }
 
+    /// Refuses a model that nobody has.
+    pub(crate) fn check_model(&self, model: &Model) -> Result<(), PlanFileError> {
+        model.check().map_err(|broken| {
+            let key = format!("model.{}", broken.key);
+            self.value(&key, broken.found, broken.expected)
+        })
+    }
+
     /// A number that no plan has.
     pub(crate) fn value(&self, key: &str, found: String, expected: String) -> PlanFileError {
         PlanFileError::Value {

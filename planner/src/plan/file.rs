@@ -194,13 +194,7 @@ impl Plan {
     fn check(&self, path: &Path) -> Result<(), PlanFileError> {
         let place = Place { path, prefix: "" };
         let (planned, model, request) = (&self.planned, &self.model, &self.request);
-        model.check().map_err(|broken| {
-            place.value(
-                &format!("model.{}", broken.key),
-                broken.found,
-                broken.expected,
-            )
-        })?;
+        place.check_model(model)?;
         planned.check(&place, model, request)?;
         for (index, runner_up) in self.alternatives.iter().enumerate() {
             let prefix = &format!("alternatives[{index}].");
