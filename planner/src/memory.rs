@@ -30,7 +30,7 @@ pub struct Occupancy {
     /// What of it.
     pub running: Running,
     /// Messages that are there beside those of the running pass: the last that the rank has sent in each direction to
-    /// each of its neighbours, and what it has received for a later pass.
+    /// each of its neighbours, and what it has received, or its other stage has given, for a later pass.
     pub messages: u32,
 }
 
@@ -58,10 +58,11 @@ fn rank_occupancies(actions: &[Action], places: Places) -> Vec<Occupancy> {
     let chunk_of = |stage: Stage| places.chunk_of(stage.0) as usize;
     let mut live = vec![0_u32; places.vpp() as usize];
     let mut kept = live.clone();
-    // By direction, forward and back, the ranks that something was sent to; and what was received for later.
+    // By direction, forward and back, the ranks that something was sent to; and what is there for later passes.
     let mut sent: BTreeSet<(bool, u32)> = BTreeSet::new();
     let mut worst: Vec<Occupancy> = Vec::new();
     let mut early = 0_usize;
+    let has_next = |stage: Stage| stage.0 + 1 < places.stages();
     let mut see = |[live, kept]: [&[u32]; 2], chunk: usize, running: Running, messages: usize| {
         let occupancy = Occupancy {
             live: live.to_vec(),
@@ -81,19 +82,21 @@ fn rank_occupancies(actions: &[Action], places: Places) -> Vec<Occupancy> {
             Action::Forward(stage, _) => {
                 let chunk = chunk_of(stage);
                 live[chunk] += 1;
-                early -= usize::from(places.is_received(stage.0));
+                early -= usize::from(stage.0 > 0);
                 see([&live, &kept], chunk, Running::Forward, sent.len() + early);
+                early += usize::from(has_next(stage) && !places.is_sent(stage.0));
             }
             Action::Backward(stage, _) | Action::BackwardInput(stage, _) => {
                 let chunk = chunk_of(stage);
-                early -= usize::from(places.is_sent(stage.0));
+                early -= usize::from(has_next(stage));
                 see([&live, &kept], chunk, Running::Backward, sent.len() + early);
+                early += usize::from(stage.0 > 0 && !places.is_received(stage.0));
                 live[chunk] -= 1;
                 kept[chunk] += u32::from(matches!(action, Action::BackwardInput(..)));
             }
             Action::Combined { forward, backward } => {
-                early -= usize::from(places.is_received(forward.0.0));
-                early -= usize::from(places.is_sent(backward.0.0));
+                early -= usize::from(forward.0.0 > 0);
+                early -= usize::from(has_next(backward.0));
                 let [chunk, backward] = [forward.0, backward.0].map(chunk_of);
                 let running = Running::Combined { backward };
                 see([&live, &kept], chunk, running, sent.len() + early);
