@@ -10,7 +10,7 @@ use moefold_planner::choice::{
     CpComm, Dispatcher, DropPolicy, Graphs, Masters, Offload, Optimizer, Overlap, PrimaryWeights,
     RecomputePlan, ScheduleName, StackName, Zero,
 };
-use moefold_planner::layout::PartialDegrees;
+use moefold_planner::layout::{Order, PartialDegrees};
 use moefold_planner::options::{MEMORY_HEADROOM, PipelineLayout};
 use moefold_planner::settings::{self, Version};
 use moefold_profiles::import::Format;
@@ -129,9 +129,12 @@ pub(crate) struct PlanArgs {
     /// Token dispatcher
     #[arg(long, default_value = "auto", value_parser = flags::one_or_auto(&Dispatcher::ALL, Dispatcher::name))]
     pub(crate) dispatcher: Auto<Dispatcher>,
-    /// How attention reaches the keys of other context-parallel ranks
-    #[arg(long, default_value = "p2p", value_parser = flags::one_of(&CpComm::ALL, CpComm::name))]
-    pub(crate) cp_comm_type: CpComm,
+    /// How ranks are numbered, the fastest axis first: tp-cp-ep-dp-pp, tp-cp-ep-pp-dp, or auto, which tries both
+    #[arg(long, value_name = "ORDER", default_value = "auto", value_parser = flags::order)]
+    pub(crate) rank_order: Auto<Order>,
+    /// How attention reaches the keys of other context-parallel ranks: auto tries all that the stack has
+    #[arg(long, default_value = "p2p", value_parser = flags::one_or_auto(&CpComm::ALL, CpComm::name))]
+    pub(crate) cp_comm_type: Auto<CpComm>,
     /// Of a2a+p2p, the ranks that exchange heads and the ranks of a ring, which together are CP [default: as many exchange
     /// heads as share an NVLink domain and divide them]
     #[arg(long, num_args = 2, value_names = ["RANKS", "RANKS"])]

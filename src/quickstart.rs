@@ -270,7 +270,7 @@ impl Stage<'_> {
     }
 
     fn train(&self, name: &str, file: &str, plan: &Plan) -> Result<RunSummary, Failure> {
-        let degrees = format::layout(&plan.planned.layout);
+        let degrees = plan.planned.layout;
         let number = match name {
             "run-unmeasured" => 2,
             _ => 5,

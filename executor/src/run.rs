@@ -90,8 +90,7 @@ impl RunDir {
             let (kept, next) = kept_steps(&steps, first).map_err(Error::io(&steps, "read"))?;
             // Where steps are missing, which no reader takes for a run, what is there stays apart.
             let log = if next.is_some_and(|next| next != first) {
-                let apart = path.join(format!("{STEPS_FILE}.before-{first}"));
-                Log::beside(steps, apart)
+                Log::beside(steps, apart(path, first))
             } else {
                 Log::after(steps, kept)
             };
@@ -203,6 +202,16 @@ fn is_of_run(dir: &Path) -> bool {
                 .is_some_and(|rest| rest.ends_with("-ranks.json"));
             planned || [STEPS_FILE, checkpoint::FOLDER, PROBE].contains(&name.as_str())
         })
+}
+
+/// Where steps before `first` go that are no part of a run that goes on with it; nothing is there yet.
+fn apart(dir: &Path, first: u64) -> PathBuf {
+    let numbered = (2..).map(|number| format!("-{number}"));
+    std::iter::once(String::new())
+        .chain(numbered)
+        .map(|number| dir.join(format!("{STEPS_FILE}.before-{first}{number}")))
+        .find(|path| !path.exists())
+        .expect("there is always another number")
 }
 
 /// Bytes of the leading whole lines of steps before `first` that follow one another, and the step after them; none
@@ -388,6 +397,16 @@ pub(crate) mod tests {
     const CPU: DeviceSpec = DeviceSpec::Cpu {
         threads_per_rank: Some(1),
     };
+
+    #[test]
+    fn steps_that_stay_apart_take_nothing_s_place() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        for name in ["before-4", "before-4-2", "before-4-3"] {
+            let path = apart(dir.path(), 4);
+            assert_eq!(path, dir.path().join(format!("steps.jsonl.{name}")));
+            fs::write(path, "steps").expect("writes");
+        }
+    }
 
     pub(crate) fn record(step: u64, step_s: f64) -> StepRecord {
         StepRecord {

@@ -191,11 +191,14 @@ pub struct Length {
 }
 
 impl Answer {
-    /// Refuses layouts that are not legal for what was asked, and predictions that are negative or
+    /// Refuses a model that nobody has, layouts that are not legal for what was asked, and predictions that are negative or
     /// no numbers, or do not add up, as a plan's file does; `path` is named in errors. An answer
     /// that does not say what was asked is not held to the rules of layouts.
     pub fn check(&self, path: &Path) -> Result<(), PlanFileError> {
         let asked = self.model.as_ref().zip(self.request.as_ref());
+        if let Some(model) = &self.model {
+            Place { path, prefix: "" }.check_model(model)?;
+        }
         for (index, plan) in self.plans.iter().enumerate() {
             let prefix = &format!("plans[{index}].");
             let place = Place { path, prefix };
@@ -226,7 +229,7 @@ impl Answer {
             for (key, found) in numbers {
                 if let Some(found) = found.filter(|found| !found.is_finite() || *found < 0.0) {
                     let expected = "a finite number of at least 0".to_owned();
-                    return Err(place.prediction(key, found.to_string(), expected));
+                    return Err(place.value(key, found.to_string(), expected));
                 }
             }
         }
@@ -246,18 +249,13 @@ impl Answer {
             ] {
                 if !found.is_finite() || found < 0.0 {
                     let expected = "a finite number of at least 0".to_owned();
-                    return Err(place.prediction(key, found.to_string(), expected));
+                    return Err(place.value(key, found.to_string(), expected));
                 }
             }
             // Runners-up share the best plan's precision, stack and the rest.
             if let Some(((model, request), best)) = asked.zip(self.plans.first()) {
-                best.prove(
-                    &place,
-                    model,
-                    request,
-                    &candidate.layout,
-                    &candidate.recompute,
-                )?;
+                let of = (&candidate.layout, candidate.schedule);
+                best.prove_candidate(&place, model, request, of, &candidate.recompute)?;
             }
         }
         Ok(())

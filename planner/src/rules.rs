@@ -6,11 +6,13 @@
 
 mod choices;
 mod degrees;
+mod keys;
 mod space;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use choices::{clash, heads, runs_beside, schedules, undivided};
+pub(crate) use choices::{clash, runs_beside, schedules, undivided};
 pub use degrees::Rules;
 pub(crate) use degrees::{MOST_POSITIONS, MOST_TOKENS};
+pub(crate) use keys::{KeyWays, heads};
 pub use space::{MAX_MICROBATCH_TOKENS, nearest_legal, space};

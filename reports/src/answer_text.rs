@@ -53,6 +53,7 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
             without_experts(answer),
             headroom(answer),
             tight(answer),
+            beyond_positions(answer),
             outside_domain(answer),
         ];
         for note in notes.into_iter().flatten() {
@@ -133,7 +134,7 @@ fn became(answer: &Answer, why: &Why) -> String {
     };
     let own = format!(
         "{asked} is at best {} with recompute {}, {} a step and {} at its peak",
-        format::layout(&best.layout),
+        best.layout,
         format::recompute(&best.recompute),
         format::seconds(best.step_s),
         format::gib(best.peak_gib)
@@ -190,7 +191,7 @@ pub fn shortage_table(shortage: &Shortage) -> String {
             saver.change.clone(),
             format!("{:.1}", saver.peak_gib),
             if saver.fits { "yes" } else { "no" }.to_owned(),
-            format::layout(&saver.layout),
+            saver.layout.to_string(),
             format::recompute(&saver.recompute),
         ]);
     }
@@ -265,7 +266,7 @@ fn ranking(answer: &Answer) -> Table {
         let p = &plan.predicted;
         table.row([
             (i + 1).to_string(),
-            format::layout(&plan.layout),
+            format::planned(plan),
             json_word(&plan.pipeline.schedule),
             plan.layout.microbatches.to_string(),
             match plan.recompute.alike() {
@@ -523,6 +524,19 @@ fn tight(answer: &Answer) -> Option<String> {
     })
 }
 
+/// That sequences are longer than the model is told to take.
+fn beyond_positions(answer: &Answer) -> Option<String> {
+    let known = answer.model.as_ref()?.max_position?;
+    let asked = answer.request.as_ref()?.batch.seq_len;
+    (asked > known).then(|| {
+        format!(
+            "Sequences have {} tokens, and the config of the model says at most {} positions: it has to be extended first.",
+            format::grouped(asked),
+            format::grouped(known)
+        )
+    })
+}
+
 /// Why the experts of the first plan reach past an NVLink domain.
 fn outside_domain(answer: &Answer) -> Option<String> {
     let inside = answer.search.inside_domain.as_ref()?;
@@ -538,7 +552,7 @@ fn outside_domain(answer: &Answer) -> Option<String> {
             let slower = best.step_s / first.predicted.step_s - 1.0;
             format!(
                 "{reach}: the best layout that keeps them inside, {}, takes {} a step, {} {}.",
-                format::layout(&best.layout),
+                best.layout,
                 format::seconds(best.step_s),
                 format::percent(slower.abs()),
                 if slower < 0.0 { "less" } else { "more" }
@@ -617,6 +631,8 @@ mod tests {
         answer.plans[1].predicted.step_s = 1.1 * first.step_s;
         let runner_up = Alternative {
             schedule: None,
+            rank_order: None,
+            cp_comm_type: None,
             layout: answer.plans[1].layout,
             recompute: answer.plans[1].recompute.clone(),
             step_s: 1.1 * first.step_s,
@@ -697,6 +713,21 @@ mod tests {
             " a step, 25.0% more.\n",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn sequences_beyond_the_positions_of_a_model_are_said() {
+        let mut answer = sample::answer(1);
+        let seq_len = answer.request.as_ref().expect("asked").batch.seq_len;
+        for (positions, is_said) in [
+            (None, false),
+            (Some(seq_len), false),
+            (Some(seq_len - 1), true),
+        ] {
+            answer.model.as_mut().expect("a model").max_position = positions;
+            let said = plan_table(&answer, &[]).contains("it has to be extended first");
+            assert_eq!(said, is_said, "{positions:?}");
         }
     }
 

@@ -202,7 +202,7 @@ impl<'a> Bench<'a> {
         Ok(Trial {
             repetition,
             ranks: LAYOUTS[number].0,
-            layout: format::layout(&profiled.planned.layout),
+            layout: profiled.planned.layout.to_string(),
             measured_step_s: summary.step_s,
             unmeasured_step_s: unmeasured.planned.predicted.step_s,
             profile_step_s: profiled.planned.predicted.step_s,
