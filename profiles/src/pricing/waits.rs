@@ -212,7 +212,9 @@ mod tests {
                 return now;
             }
             let rate = (cores / active).min(1.0);
-            left.iter_mut().for_each(|left| *left -= SLICE * rate);
+            for left in &mut left {
+                *left -= SLICE * rate;
+            }
             now += SLICE;
         }
     }
