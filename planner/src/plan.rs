@@ -293,7 +293,7 @@ impl Plan {
             zero: planned.zero.unwrap_or_default(),
             instances: planned.optimizer_instances.unwrap_or(1),
             overlap: Some(planned.overlap(&self.cluster)),
-            graphs: planned.cuda_graph.unwrap_or_default(),
+            graphs: Some(planned.cuda_graph.unwrap_or_default()),
             bucket_elements: planned.bucket_elements,
             schedule: Some(planned.pipeline.schedule),
             ..SearchOptions::new(self.request.batch, planned.stack)

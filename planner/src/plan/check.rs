@@ -196,7 +196,7 @@ impl PlannedLayout {
                 StackName::Megatron => None,
                 StackName::Moefold => Some(Overlap::default()),
             }),
-            graphs: self.cuda_graph.unwrap_or_default(),
+            graphs: Some(self.cuda_graph.unwrap_or_default()),
             bucket_elements: self.bucket_elements,
             ..SearchOptions::new(request.batch, self.stack)
         };

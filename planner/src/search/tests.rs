@@ -1,5 +1,6 @@
 //! Tests of the search: laws, published layouts, refusals.
 
+mod brute;
 mod predicted;
 mod pruning;
 mod refused;
