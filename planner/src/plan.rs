@@ -126,7 +126,7 @@ impl PlannedLayout {
             zero: self.zero.unwrap_or_default(),
             instances: self.optimizer_instances.unwrap_or(1),
             overlap: self.overlap,
-            graphs: self.cuda_graph.unwrap_or_default(),
+            graphs: Some(self.cuda_graph.unwrap_or_default()),
             bucket_elements: self.bucket_elements,
             schedule: Some(self.pipeline.schedule),
             ..SearchOptions::new(batch, self.stack)

@@ -292,9 +292,10 @@ fn options(line: &Line<'_>, model: &Model) -> Result<SearchOptions, RowError> {
         recompute: line.meaning("recompute", str::parse::<RecomputePlan>)?,
         overlap: line.meaning("overlap", str::parse::<Overlap>)?,
         stages,
-        graphs: line
-            .meaning("cuda_graph", str::parse::<Graphs>)?
-            .unwrap_or_default(),
+        graphs: Some(
+            line.meaning("cuda_graph", str::parse::<Graphs>)?
+                .unwrap_or_default(),
+        ),
         optimizer: optimizer.unwrap_or(defaults.optimizer),
         optimizer_offload: HostShare(line.quantity("optimizer_offload")?.unwrap_or(0.0)),
         primary_weights: one_of(

@@ -163,7 +163,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
         order: Some(order),
         cp_comm: Some(cp_comm),
         cp_sizes,
-        graphs,
+        graphs: Some(graphs),
         capacity,
         recompute: Some(recompute),
         schedule: Some(if overlap.expert_alltoall {

@@ -401,7 +401,7 @@ fn write_overlap(job: &Job, out: &mut Writer) {
 }
 
 fn write_graphs(job: &Job, version: Version, out: &mut Writer) {
-    let graphs = job.options.graphs;
+    let graphs = job.options.fixed_graphs();
     if graphs.is_none() {
         return;
     }
@@ -525,7 +525,7 @@ fn write_environment(job: &Job, cluster: &Cluster, version: Version, out: &mut W
         ),
     };
     set("CUDA_DEVICE_MAX_CONNECTIONS", connections, why);
-    let graphs = !options.graphs.is_none();
+    let graphs = !options.fixed_graphs().is_none();
     if !graphs || version == Version::Main {
         set(
             "PYTORCH_CUDA_ALLOC_CONF",

@@ -92,6 +92,15 @@ impl Issue {
         operators(work) * self.operator_s
     }
 
+    /// Kernels of a piece of work that are nodes of a graph.
+    pub fn nodes(&self, work: &Work, mixer: GraphModule) -> u64 {
+        if self.is_in_a_graph(work, mixer) {
+            kernels(work)
+        } else {
+            0
+        }
+    }
+
     fn is_in_a_graph(&self, work: &Work, mixer: GraphModule) -> bool {
         let covers = |module| self.graphs.covers(module);
         if self.graphs.is_whole() {
@@ -176,6 +185,31 @@ fn operators(work: &Work) -> f64 {
         },
         Task::HostRead => 2.0,
         Task::Transfer { .. } => 6.0,
+    }
+}
+
+/// Kernels that a piece of work launches, about: a product in few bits quantizes its operands.
+fn kernels(work: &Work) -> u64 {
+    let quantizes = |dtype: Dtype| if dtype.bits() < 16 { 2 } else { 0 };
+    let of_pass = |pass: Pass, [forward, backward]: [u64; 2]| match pass {
+        Pass::Forward => forward,
+        Pass::Backward | Pass::Dgrad | Pass::Wgrad => backward,
+    };
+    match work.task {
+        Task::Op(op) => match op {
+            Op::Gemm { dtype, .. } => 1 + quantizes(dtype),
+            Op::GroupedGemm { groups, dtype, .. } => groups * (1 + quantizes(dtype)),
+            Op::Attention { pass, .. } => of_pass(pass, [1, 3]),
+            Op::LinearAttention { pass, .. } => of_pass(pass, [5, 8]),
+            Op::Router { .. } => 6,
+            Op::CrossEntropy { .. } => 4,
+            Op::Permute { .. } | Op::Unpermute { .. } => 2,
+            Op::RmsNorm { pass, .. } => of_pass(pass, [1, 2]),
+            _ => 1,
+        },
+        Task::Exchange { .. } => 3,
+        Task::Collective(_) | Task::Transfer { .. } => 1,
+        Task::HostRead => 0,
     }
 }
 

@@ -33,7 +33,7 @@ fn options(words: &str) -> SearchOptions {
             "overlap" => options.overlap = Some(word.parse().expect("kinds")),
             "precision" => options.precision = named(&Precision::ALL, Precision::name, word),
             "recompute" => options.recompute = Some(word.parse().expect("a set")),
-            "cuda_graph" => options.graphs = word.parse().expect("graphs"),
+            "cuda_graph" => options.graphs = Some(word.parse().expect("graphs")),
             "offload" => options.offload = Some(word.parse().expect("modules")),
             "dispatcher" => {
                 options.dispatcher = Some(named(&Dispatcher::ALL, Dispatcher::name, word));
@@ -286,6 +286,23 @@ fn each_rule_of_graphs_has_its_message() {
             ["beside moe_router", "one of them"],
         ),
         ("cuda_graph full_iteration", ["nothing bounds", "hybridep"]),
+        ("cuda_graph mlp", ["all have experts", "without it"]),
+        (
+            "capacity 1.0 dispatcher alltoall cuda_graph moe_router,moe_preprocess",
+            ["left on the host", "padding"],
+        ),
+        (
+            "offload moe_act cuda_graph attn",
+            ["`offload`", "attn,moe_router"],
+        ),
+        (
+            "recompute full cuda_graph attn",
+            ["`recompute` full", "of modules"],
+        ),
+        (
+            "recompute moe cuda_graph moe_router",
+            ["again", "without moe_router"],
+        ),
     ] {
         check("", choices, "cuda_graph", &parts);
     }
