@@ -199,7 +199,11 @@ pub fn run_in(
             spans,
         },
         weights: collector,
-        measured: Measurements { device, samples },
+        measured: Measurements {
+            device,
+            loads: training::loads(&steps, warmup),
+            samples,
+        },
         steps,
         checkpoints,
     }))

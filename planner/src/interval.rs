@@ -37,6 +37,10 @@ const FAMILIES: usize = 5;
 const INTERPOLATED_SIGMA: f64 = 0.15;
 const EXTRAPOLATED_SIGMA: f64 = 0.40;
 
+/// The same of rates of a device that are assumed, as those of a machine's cores are until a profile measures them: an
+/// assumption, that four of five machines are within twice as fast and half as fast.
+const ASSUMED_SIGMA: f64 = std::f64::consts::LN_2 / DEVIATIONS;
+
 /// The same of a step whose prices are all known: ops beside each other are not ops alone. An assumption:
 /// half of what published steps on Hopper scatter by.
 const STEP_SIGMA: f64 = 0.08;
@@ -261,6 +265,8 @@ pub struct Known<'a> {
     pub samples: Option<f64>,
     /// Standard deviation of the logarithm of a step, where steps of the machine were fitted.
     pub fitted: Option<f64>,
+    /// Whether what the device can do is assumed.
+    pub assumed: bool,
 }
 
 /// The interval of a prediction.
@@ -276,7 +282,9 @@ pub fn of(stack: StackName, class: Class, known: &Known<'_>) -> Interval {
     }
     match (stack, known.samples) {
         (StackName::Moefold, samples) => {
-            Interval::around(of_prices(known.confidence, samples.unwrap_or(0.0)))
+            let sigma = of_prices(known.confidence, samples.unwrap_or(0.0));
+            let assumed = if known.assumed { ASSUMED_SIGMA } else { 0.0 };
+            Interval::around(sigma.hypot(known.confidence.extrapolated * assumed))
         }
         (StackName::Megatron, None) => shipped().interval(class),
         (StackName::Megatron, Some(samples)) => shipped()

@@ -89,17 +89,20 @@ fn law_less_known_prices_widen_an_interval() {
         interpolated,
         extrapolated: 1.0 - measured - interpolated,
     };
-    let width = |confidence: &Confidence, samples, stack| {
+    let width_of = |confidence: &Confidence, samples, stack, assumed| {
         let known = Known {
             confidence,
             samples,
             fitted: None,
+            assumed,
         };
         let own = class(Generation::Hopper, Width::Wide);
         let Interval { low, high } = of(stack, own, &known);
         assert!(low < high);
         high / low
     };
+    let width =
+        |confidence: &Confidence, samples, stack| width_of(confidence, samples, stack, false);
     let shares = [
         known(1.0, 0.0),
         known(0.5, 0.5),
@@ -113,6 +116,14 @@ fn law_less_known_prices_widen_an_interval() {
     );
     let noisy = width(&shares[0], Some(0.2), StackName::Moefold);
     assert!(noisy > widths[0]);
+    // Of assumed rates alone half to twice is as likely as all of it, and nothing is assumed of what was measured.
+    let assumed = |shares| width_of(shares, Some(0.05), StackName::Moefold, true);
+    assert_eq!(assumed(&shares[0]), widths[0]);
+    let ends = [assumed(&shares[3]), widths[3]].map(|width: f64| (width.ln() / 2.0).powi(2));
+    assert!(
+        (ends[0] - ends[1] - 2f64.ln().powi(2)).abs() < 1e-12,
+        "{ends:?}"
+    );
     // What a profile measures does not take published misses away.
     let shipped = width(&shares[3], None, StackName::Megatron);
     for shares in shares {

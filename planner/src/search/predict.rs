@@ -155,6 +155,7 @@ fn interval(question: &Question<'_>, confidence: &Confidence, time_s: &TimeByCat
         fitted: costs
             .calibration()
             .map(|fitted| fitted.sigma(crate::interval::shares(time_s))),
+        assumed: question.cluster.gpu.is_cpu(),
     };
     crate::interval::of(options.stack, class, &known)
 }
