@@ -82,6 +82,9 @@ pub struct PlannedLayout {
     /// What CUDA graphs launch at once; absent where nothing is a graph.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda_graph: Option<Graphs>,
+    /// Whether attention multiplies in FP8; absent where it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fp8_attention: Option<bool>,
     /// Elements that a bucket of gradients has at least: see [`crate::bucket`]. Absent where each family of
     /// parameters is one bucket, and of stacks that divide nothing by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -294,6 +297,7 @@ impl Plan {
             instances: planned.optimizer_instances.unwrap_or(1),
             overlap: Some(planned.overlap(&self.cluster)),
             graphs: planned.cuda_graph.unwrap_or_default(),
+            fp8_attention: planned.fp8_attention.unwrap_or(false),
             bucket_elements: planned.bucket_elements,
             schedule: Some(planned.pipeline.schedule),
             ..SearchOptions::new(self.request.batch, planned.stack)

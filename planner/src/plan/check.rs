@@ -197,6 +197,7 @@ impl PlannedLayout {
                 StackName::Moefold => Some(Overlap::default()),
             }),
             graphs: self.cuda_graph.unwrap_or_default(),
+            fp8_attention: self.fp8_attention.unwrap_or(false),
             bucket_elements: self.bucket_elements,
             ..SearchOptions::new(request.batch, self.stack)
         };

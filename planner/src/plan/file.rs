@@ -15,7 +15,7 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 27] = [
+const KEYS: [&str; 28] = [
     "version",
     "layout",
     "pipeline",
@@ -35,6 +35,7 @@ const KEYS: [&str; 27] = [
     "optimizer_instances",
     "overlap",
     "cuda_graph",
+    "fp8_attention",
     "bucket_elements",
     "stack",
     "predicted",
