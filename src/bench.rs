@@ -81,7 +81,7 @@ fn text(result: &BenchResult) -> String {
         result.steps,
         result.ranks,
         result.device,
-        format::layout(&result.layout),
+        result.layout,
         result.tokens_per_s,
         result.model_gflops,
         result.step_s * 1e3,

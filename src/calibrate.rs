@@ -201,18 +201,21 @@ fn of_run(plan: &Plan, run: &Path, summary: &Path) -> Result<f64, Failure> {
         return Err(Failure::Request(anyhow!(
             "--measured {}: found a run of {} of {}, expected a run of the plan, {} of {}",
             run.display(),
-            format::layout(&ran.planned.layout),
+            ran.planned.layout,
             ran.model.name,
-            format::layout(&plan.planned.layout),
+            plan.planned.layout,
             plan.model.name
         )));
     }
     let text = std::fs::read_to_string(summary)
         .with_context(|| format!("cannot read {}", summary.display()))
         .map_err(Failure::Request)?;
-    let summary: RunSummary = serde_json::from_str(&text)
-        .with_context(|| format!("{} is not the summary of a run", summary.display()))
-        .map_err(Failure::Request)?;
+    let summary = RunSummary::read(&text).map_err(|problem| {
+        Failure::Request(anyhow!(
+            "{} is no summary of a run: {problem}",
+            summary.display()
+        ))
+    })?;
     if !summary.step_s.is_finite() || summary.step_s <= 0.0 {
         return Err(Failure::Request(anyhow!(
             "--measured {}: found {} s a step, expected a run of at least one step after warm-up",

@@ -3,14 +3,14 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
     CpComm, Dispatcher, DropPolicy, Graphs, Masters, Offload, Optimizer, Overlap, PrimaryWeights,
     RecomputePlan, ScheduleName, StackName, Zero,
 };
-use moefold_planner::layout::PartialDegrees;
+use moefold_planner::layout::{Order, PartialDegrees};
 use moefold_planner::options::{MEMORY_HEADROOM, PipelineLayout};
 use moefold_planner::settings::{self, Version};
 use moefold_profiles::import::Format;
@@ -129,9 +129,12 @@ pub(crate) struct PlanArgs {
     /// Token dispatcher
     #[arg(long, default_value = "auto", value_parser = flags::one_or_auto(&Dispatcher::ALL, Dispatcher::name))]
     pub(crate) dispatcher: Auto<Dispatcher>,
-    /// How attention reaches the keys of other context-parallel ranks
-    #[arg(long, default_value = "p2p", value_parser = flags::one_of(&CpComm::ALL, CpComm::name))]
-    pub(crate) cp_comm_type: CpComm,
+    /// How ranks are numbered, the fastest axis first: tp-cp-ep-dp-pp, tp-cp-ep-pp-dp, or auto, which tries both
+    #[arg(long, value_name = "ORDER", default_value = "auto", value_parser = flags::order)]
+    pub(crate) rank_order: Auto<Order>,
+    /// How attention reaches the keys of other context-parallel ranks: auto tries all that the stack has
+    #[arg(long, default_value = "auto", value_parser = flags::one_or_auto(&CpComm::ALL, CpComm::name))]
+    pub(crate) cp_comm_type: Auto<CpComm>,
     /// Of a2a+p2p, the ranks that exchange heads and the ranks of a ring, which together are CP [default: as many exchange
     /// heads as share an NVLink domain and divide them]
     #[arg(long, num_args = 2, value_names = ["RANKS", "RANKS"])]
@@ -419,7 +422,7 @@ pub(crate) struct PackingArgs {
 }
 
 /// What training does, beside the plan.
-#[derive(Debug, Args)]
+#[derive(Debug, PartialEq, Args)]
 pub(crate) struct TrainArgs {
     /// Steps to train; with --resume, those before it included
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
@@ -481,6 +484,14 @@ pub(crate) struct TrainArgs {
     /// Seed of initial weights and shuffling
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
+}
+
+impl Default for TrainArgs {
+    /// What they are where no flag is given.
+    fn default() -> Self {
+        let none = Self::augment_args(clap::Command::new("")).get_matches_from([""]);
+        Self::from_arg_matches(&none).expect("every flag has a default")
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -569,6 +580,22 @@ pub(crate) struct ProfileArgs {
     /// Profile directory to write
     #[arg(long)]
     pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) course: CourseArgs,
+}
+
+/// The training that a profile rehearses.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "The training that layouts are measured by, on a CPU")]
+pub(crate) struct CourseArgs {
+    /// Plain text files to train on [default: random tokens, which go to experts more evenly than text]
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub(crate) text: Vec<PathBuf>,
+    /// Tokenizer of --text: byte, o200k, cl100k, a tokenizer.json or a .tiktoken file
+    #[arg(long, default_value = "byte")]
+    pub(crate) tokenizer: String,
+    #[command(flatten)]
+    pub(crate) train: TrainArgs,
 }
 
 #[derive(Debug, Args)]

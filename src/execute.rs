@@ -663,7 +663,11 @@ impl TrainArgs {
     }
 }
 
-fn options(args: &TrainArgs, init: Init, device: DeviceSpec) -> Result<TrainOptions, Failure> {
+pub(crate) fn options(
+    args: &TrainArgs,
+    init: Init,
+    device: DeviceSpec,
+) -> Result<TrainOptions, Failure> {
     let not_negative = [
         ("--lr", args.lr),
         ("--eps", args.eps),

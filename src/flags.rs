@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use clap::CommandFactory as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use moefold_planner::layout::{Order, ParseOrderError};
 use moefold_profiles::Dtype;
 
 use crate::cli::Cli;
@@ -85,6 +86,16 @@ pub(crate) fn grad_dtype(dtype: Dtype) -> &'static str {
         Dtype::F32 => "fp32",
         other => other.name(),
     }
+}
+
+/// Reads `auto`, or an order of ranks.
+pub(crate) fn order(words: &str) -> Result<Auto<Order>, String> {
+    if words == "auto" {
+        return Ok(Auto(None));
+    }
+    let read = words.parse();
+    read.map(|order| Auto(Some(order)))
+        .map_err(|error: ParseOrderError| format!("{error}, or auto"))
 }
 
 /// Reads `auto`, or what a choice is written as.

@@ -7,14 +7,14 @@ use std::time::Instant;
 use anyhow::{Context as _, anyhow};
 use moefold_executor::trace;
 use moefold_planner::answer::{Answer, Candidate, PlacedExperts, PlacedLayer, Why};
-use moefold_planner::choice::{Capacity, HostShare, Objective, Offload, StackName};
+use moefold_planner::choice::{Capacity, HostShare, Objective, StackName};
 use moefold_planner::experts;
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::Model;
 use moefold_planner::options::{LeastMemory, PlanError, Routing, SearchOptions};
 use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, ProfileUsed, Request};
 use moefold_planner::search::{self, Asked, Lengths, Progress, SearchResult, Watch};
-use moefold_profiles::{Cluster, Costs, Dtype, Precision, Profile, presets};
+use moefold_profiles::{Cluster, Costs, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
@@ -91,7 +91,8 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
         found.answer.why = Some(question.why(&options, asked, &found)?);
     }
     if let Some(copies) = args.place_experts {
-        found.answer.experts = Some(question.place(&options, &found, copies)?);
+        found.answer.experts =
+            Some(question.place(&options, &found, copies, &|| watcher.is_stopped())?);
     }
     watcher.done();
     if let Some(path) = &args.out {
@@ -260,11 +261,7 @@ impl<'a> Question<'a> {
                 search,
                 model: Some(self.model.clone()),
                 cluster: Some(self.cluster.clone()),
-                request: Some(Request {
-                    gpus: self.gpus,
-                    batch: options.batch,
-                    objective: options.objective,
-                }),
+                request: Some(Request::of(self.gpus, options)),
                 profiles: self.profiles.iter().map(used).collect(),
                 why: None,
                 sizes: Vec::new(),
@@ -373,6 +370,7 @@ impl<'a> Question<'a> {
         options: &SearchOptions,
         found: &Found,
         copies: u32,
+        is_stopped: &dyn Fn() -> bool,
     ) -> Result<PlacedExperts, Failure> {
         let refuse = |message: String| Failure::Request(anyhow!(message));
         let shares = options.routing.as_ref().and_then(Routing::shares);
@@ -397,7 +395,7 @@ impl<'a> Question<'a> {
         let layers: Vec<PlacedLayer> = shares
             .iter()
             .map(|loads| {
-                let placed = experts::place(loads, ranks, each);
+                let placed = experts::place(loads, ranks, each, is_stopped);
                 PlacedLayer {
                     in_order: experts::in_order(loads, ranks).busiest,
                     busiest: placed.busiest,
@@ -467,43 +465,23 @@ impl<'a> Question<'a> {
     }
 }
 
-/// What was asked for in `plan`, asked again for so many `gpus` of its cluster: what was fixed stays (batch, precision,
-/// optimizer, what data parallelism divides, ...), what is searched where nothing is said is searched. Prices are the
-/// cluster's own, and loads of experts are balanced, as the plan does not hold what it was made from.
+/// What was asked for in `plan`, asked again for so many `gpus` of its cluster. Prices are the cluster's own, and loads of
+/// experts are balanced, as the plan does not hold what it was made from.
 pub(crate) fn again(plan: &Plan, gpus: u32) -> Result<Plan, Box<PlanError>> {
-    let (planned, request) = (&plan.planned, &plan.request);
     let cluster = if plan.cluster.gpu.is_cpu() && plan.cluster.name.eq_ignore_ascii_case("local") {
         presets::local(gpus)
     } else {
         plan.cluster.clone()
     };
-    let options = SearchOptions {
-        precision: planned.precision,
-        cp_comm: planned.cp_comm(),
-        capacity: planned.capacity,
-        // Modules that a search has chosen are no less searched than the rest.
-        offload: (planned.offload == Offload::NONE).then_some(Offload::NONE),
-        optimizer: planned.optimizer,
-        masters: planned.masters.unwrap_or_default(),
-        optimizer_offload: planned.optimizer_offload_fraction.unwrap_or_default(),
-        grad_dtype: planned.grad_dtype.unwrap_or(Dtype::F32),
-        zero: planned.zero.unwrap_or_default(),
-        objective: request.objective,
-        ..SearchOptions::new(request.batch, StackName::Moefold)
-    };
     let question = Question::new(&plan.model, &cluster, gpus, &[]);
-    // No search tries these where nothing is said.
-    let named = planned.pipeline.schedule;
-    if named.is_vee() {
-        let options = SearchOptions {
-            schedule: Some(named),
-            ..options.clone()
-        };
-        if let Ok(found) = question.search(&options) {
-            return Ok(found.best());
-        }
+    let mut asked = plan.asked();
+    let mut found = question.search(&asked);
+    // What was named for more ranks need not go with fewer.
+    if found.is_err() && (asked.schedule.is_some() || asked.overlap.is_some()) {
+        (asked.schedule, asked.overlap) = (None, None);
+        found = question.search(&asked);
     }
-    Ok(question.search(&options)?.best())
+    Ok(found?.best())
 }
 
 /// Loads profile directories and refuses those of another device.
@@ -584,7 +562,8 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     }
     options.pins = args.layout.unwrap_or_default();
     options.dispatcher = args.dispatcher.0;
-    options.cp_comm = args.cp_comm_type;
+    options.order = args.rank_order.0;
+    options.cp_comm = args.cp_comm_type.0;
     if let [inside, outside] = args.hierarchical_context_parallel_sizes[..] {
         for size in [inside, outside] {
             if size == 0 {
@@ -639,5 +618,45 @@ pub(crate) fn refusal(error: PlanError) -> Failure {
         Failure::Infeasible(error)
     } else {
         Failure::Request(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moefold_planner::choice::ScheduleName;
+    use moefold_planner::model::presets as models;
+
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_is_asked_for_again_as_far_as_it_goes() {
+        let model = models::load("quickstart").expect("a preset");
+        let batch = Batch {
+            seq_len: 64,
+            global_batch: 8,
+        };
+        let overlap = "grad-reduce".parse().expect("a word");
+        let asked = SearchOptions {
+            schedule: Some(ScheduleName::ZbV),
+            overlap: Some(overlap),
+            memory_headroom: 0.25,
+            bucket_elements: Some(1000),
+            ..SearchOptions::new(batch, StackName::Moefold)
+        };
+        let cluster = presets::local(4);
+        let question = Question::new(&model, &cluster, 4, &[]);
+        let plan = question.search(&asked).expect("there is one").best();
+        let two = again(&plan, 2).expect("a pipeline of two");
+        for plan in [&plan, &two] {
+            assert_eq!(plan.planned.pipeline.schedule, ScheduleName::ZbV);
+            assert_eq!(plan.planned.overlap, Some(overlap));
+            assert_eq!(plan.planned.bucket_elements, Some(1000));
+            assert_eq!(plan.request.memory_headroom, Some(0.25));
+        }
+        assert_eq!((two.request.gpus, two.cluster), (2, presets::local(2)));
+        // One rank has no pipeline.
+        let one = again(&plan, 1).expect("the whole model");
+        assert_eq!(one.planned.pipeline.schedule, ScheduleName::None);
+        assert_eq!(one.request.memory_headroom, Some(0.25));
     }
 }

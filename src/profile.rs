@@ -6,8 +6,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
+use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
-use moefold_executor::profile::rehearsal::{Rehearsal, rehearse};
+use moefold_executor::options::{Init, TrainOptions};
+use moefold_executor::profile::rehearsal::{Course, Rehearsal, rehearse};
 use moefold_executor::profile::training::missing;
 use moefold_executor::profile::{
     self, Measured, ProfileOptions, Progress, default_sweep, gpu_sweep, host_keys,
@@ -29,8 +31,9 @@ use moefold_profiles::{Cluster, Op, Precision, presets};
 use moefold_reports::tables::Table;
 use serde::Serialize;
 
-use crate::cli::{Launch, ProfileArgs, Stored};
+use crate::cli::{CourseArgs, Launch, ProfileArgs, Stored, TrainArgs};
 use crate::device::{self, Chosen};
+use crate::execute;
 use crate::failure::{Failure, failure};
 use crate::launch::{self, OnSignal};
 use crate::output::Output;
@@ -118,7 +121,22 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
         },
         _ => Vec::new(),
     };
-    let measured = measure_on(&world, keys, &rehearsals, spec, args.budget_s, output)?;
+    let seq_len = plan
+        .as_ref()
+        .map_or(args.seq_len, |plan| plan.request.batch.seq_len);
+    let course = args.course.of(&rehearsals, seq_len, spec)?;
+    let course = course
+        .as_ref()
+        .map(|(samples, options)| Course { samples, options });
+    let measured = measure_on(
+        &world,
+        keys,
+        &rehearsals,
+        course,
+        spec,
+        args.budget_s,
+        output,
+    )?;
     let Some(measured) = measured else {
         // Rank 0's process writes.
         return Ok(());
@@ -210,13 +228,26 @@ fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
-/// Measures the layouts of plans for the CPU, which have as many ranks, by training them.
-pub(crate) fn measure(plans: &[Plan], budget_s: f64, output: Output) -> Result<Measured, Failure> {
+/// Measures the layouts of plans for the CPU, which have as many ranks, by training them as they are to be.
+pub(crate) fn measure(
+    plans: &[Plan],
+    course: Course<'_>,
+    budget_s: f64,
+    output: Output,
+) -> Result<Measured, Failure> {
     let ranks = plans.first().map_or(1, |plan| plan.request.gpus);
     let keys = plans.iter().flat_map(plan_keys).collect();
     let rehearsals: Vec<Rehearsal> = plans.iter().map(rehearsal).collect();
     let world = World::threads(ranks);
-    let measured = measure_on(&world, keys, &rehearsals, DeviceSpec::CPU, budget_s, output)?;
+    let measured = measure_on(
+        &world,
+        keys,
+        &rehearsals,
+        Some(course),
+        DeviceSpec::CPU,
+        budget_s,
+        output,
+    )?;
     Ok(measured.expect("rank 0 is a thread of this process"))
 }
 
@@ -226,6 +257,44 @@ fn rehearsal(plan: &Plan) -> Rehearsal {
         model: plan.model.clone(),
         batch: plan.request.batch,
         layout: plan.planned.layout,
+    }
+}
+
+impl CourseArgs {
+    /// The training that is rehearsed, on sequences of so many tokens; nothing where no text is given. Refuses it where
+    /// nothing is.
+    fn of(
+        &self,
+        rehearsals: &[Rehearsal],
+        seq_len: u64,
+        device: DeviceSpec,
+    ) -> Result<Option<(Samples, TrainOptions)>, Failure> {
+        if self.text.is_empty() {
+            return if self.train == TrainArgs::default() {
+                Ok(None)
+            } else {
+                Err(Failure::Request(anyhow!(
+                    "flags of training say how --text is trained on, and there is none: add --text FILE..., or leave \
+                     them out"
+                )))
+            };
+        }
+        let Some(rehearsal) = rehearsals.first() else {
+            return Err(Failure::Request(anyhow!(
+                "--text: nothing is trained here: expected --model of a model that this executor runs, or --plan for as \
+                 many ranks as are measured, with --device cpu and --launch threads"
+            )));
+        };
+        let samples = Tokenizer::named(&self.tokenizer)
+            .and_then(|tokenizer| TokenStream::text(&self.text, &tokenizer))
+            .and_then(|stream| {
+                let seed = self.train.seed;
+                let order = Order::Shuffled { seed };
+                Samples::new(stream, seq_len, rehearsal.model.vocab_size, order)
+            })
+            .map_err(failure)?;
+        let options = execute::options(&self.train, Init::Random, device)?;
+        Ok(Some((samples, options)))
     }
 }
 
@@ -265,6 +334,7 @@ fn measure_on(
     world: &World,
     mut keys: Vec<Key>,
     rehearsals: &[Rehearsal],
+    course: Option<Course<'_>>,
     device: DeviceSpec,
     budget_s: f64,
     output: Output,
@@ -276,7 +346,7 @@ fn measure_on(
         let began = Instant::now();
         let shown = |done: usize| bar.set_position(done as u64);
         let share = budget.mul_f64(REHEARSING);
-        let rehearsed = rehearse(rehearsals, device, share, &shown).map_err(failure)?;
+        let rehearsed = rehearse(rehearsals, course, device, share, &shown).map_err(failure)?;
         bar.finish_and_clear();
         budget = budget.saturating_sub(began.elapsed());
         if rehearsed.left_out > 0 {
@@ -513,6 +583,50 @@ mod tests {
             Verb::Profile(args) => args,
             other => panic!("{other:?} is asked for"),
         }
+    }
+
+    #[test]
+    fn a_training_is_rehearsed_where_there_is_one_and_else_refused() {
+        let course = |rest: &[&str], rehearsals: &[Rehearsal]| {
+            let found = args(rest).course.of(rehearsals, 16, DeviceSpec::CPU);
+            found.map(|found| found.map(|(_, options)| (options.steps, options.seed)))
+        };
+        let refused = |rest: &[&str], rehearsals: &[Rehearsal], said: &str| {
+            let error = course(rest, rehearsals).expect_err("refused").to_string();
+            assert!(error.contains(said), "{error}");
+        };
+        assert_eq!(course(&[], &[]).ok(), Some(None));
+        let text = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(text.path(), "so many words ".repeat(100)).expect("writes");
+        let text = ["--text", text.path().to_str().expect("a name")];
+        refused(
+            &["--lr", "0.1"],
+            &[],
+            "flags of training say how --text is trained on",
+        );
+        refused(&text, &[], "--text: nothing is trained here");
+        let model = Model::resolve("quickstart").expect("a preset");
+        let batch = Batch {
+            seq_len: 16,
+            global_batch: 4,
+        };
+        let layouts = legal_layouts(&model, 2, &batch, "tp=2,mbs=1").expect("pins");
+        let rehearsals: Vec<Rehearsal> = layouts
+            .map(|layout| Rehearsal {
+                model: model.clone(),
+                batch,
+                layout: LayoutRecord::from(&layout),
+            })
+            .collect();
+        let flags = [&text[..], &["--steps", "7", "--seed", "3"]].concat();
+        assert_eq!(course(&flags, &rehearsals).ok(), Some(Some((7, 3))));
+        let flags = [&text[..], &["--lr=-1"]].concat();
+        refused(
+            &flags,
+            &rehearsals,
+            "--lr: found -1, expected a number of at least 0",
+        );
+        refused(&["--text", "/none"], &rehearsals, "/none");
     }
 
     #[test]

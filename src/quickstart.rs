@@ -15,6 +15,7 @@ use moefold_executor::lr::{Decay, LearningRate};
 use moefold_executor::moe::balance::Balancing;
 use moefold_executor::optimizer::AdamOptions;
 use moefold_executor::options::{Init, TrainOptions};
+use moefold_executor::profile::rehearsal::Course;
 use moefold_planner::choice::{Dispatcher, StackName};
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::{Model, presets};
@@ -232,6 +233,18 @@ impl Stage<'_> {
         )
     }
 
+    /// Data and flags of training, as on the command line.
+    fn training_flags(&self) -> String {
+        format!(
+            "--text {} --steps {} --lr {LEARNING_RATE} --lr-schedule cosine --warmup {} --aux-loss-coef {AUX_LOSS_COEF} \
+             --seed {}",
+            self.path("text.txt"),
+            self.args.steps,
+            self.args.steps / 10,
+            self.args.seed
+        )
+    }
+
     fn plan_first(&self) -> Result<Plan, Failure> {
         let title = format!(
             "1. Plan {} ranks of this machine, before anything is measured",
@@ -257,7 +270,7 @@ impl Stage<'_> {
     }
 
     fn train(&self, name: &str, file: &str, plan: &Plan) -> Result<RunSummary, Failure> {
-        let degrees = format::layout(&plan.planned.layout);
+        let degrees = plan.planned.layout;
         let number = match name {
             "run-unmeasured" => 2,
             _ => 5,
@@ -268,14 +281,9 @@ impl Stage<'_> {
             format::grouped(TEXT.len() as u64)
         );
         let command = format!(
-            "execute {} --text {} --steps {} --lr {LEARNING_RATE} --lr-schedule cosine --warmup {} \
-             --aux-loss-coef {AUX_LOSS_COEF} --seed {} \
-             --out {}",
+            "execute {} {} --out {}",
             self.path(file),
-            self.path("text.txt"),
-            self.args.steps,
-            self.args.steps / 10,
-            self.args.seed,
+            self.training_flags(),
             self.path(name)
         );
         self.heading(&title, &[command])?;
@@ -304,7 +312,11 @@ impl Stage<'_> {
         );
         self.heading(
             &title,
-            &[format!("profile --plan {} --out {out}", self.path(FOLDED))],
+            &[format!(
+                "profile --plan {} {} --out {out}",
+                self.path(FOLDED),
+                self.training_flags()
+            )],
         )?;
         // The folded layouts and those that might beat them.
         let mut plans: Vec<Plan> = Vec::new();
@@ -323,7 +335,11 @@ impl Stage<'_> {
             "Training the {} likely layouts for some steps each, for {PROFILE_BUDGET_S:.0} s or so.",
             plans.len()
         ))?;
-        let measured = measure(&plans, PROFILE_BUDGET_S, self.output)?;
+        let course = Course {
+            samples: &self.samples,
+            options: &training(self.args.steps, self.args.seed),
+        };
+        let measured = measure(&plans, course, PROFILE_BUDGET_S, self.output)?;
         let directory = PathBuf::from(&out);
         measured
             .profile

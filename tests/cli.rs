@@ -583,6 +583,7 @@ fn schedules_are_refused_by_name() {
         ("zb-h1", "pp=1"),
         ("v-half", "pp=8,vpp=1"),
         ("zb-v", "pp=1"),
+        ("dualpipe-v", "pp=8,vpp=4"),
         ("none", "pp=2"),
         ("interleaved", "vpp=1"),
     ] {

@@ -220,14 +220,19 @@ impl Index {
         }
         let mut index: Self = serde_json::from_value(value).map_err(bad)?;
         index.seal = seal;
-        let strange = index.files.iter().find(|file| file.name.contains('/'));
-        match strange {
-            None => Ok(index),
-            Some(file) => {
-                let reason = format!("names the file {:?}; expected files beside it", file.name);
-                Err(Flaw::Other(Error::malformed(&path, reason)))
-            }
+        let refuse = |reason: String| Err(Flaw::Other(Error::malformed(&path, reason)));
+        let mut files = index.files.iter();
+        if let Some(file) = files.clone().find(|file| file.name.contains('/')) {
+            let name = &file.name;
+            return refuse(format!("names the file {name:?}; expected files beside it"));
         }
+        if files
+            .try_fold(0_u64, |all, file| all.checked_add(file.bytes))
+            .is_none()
+        {
+            return refuse("says that its files hold 2^64 bytes and more".to_owned());
+        }
+        Ok(index)
     }
 
     /// Its file: one object, of which the last key is the hash of the object without that key.

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use moefold_kernels::Device;
 use moefold_planner::plan::Plan;
 use moefold_profiles::run::{RUN_VERSION, RankPeak, RunSummary, StepRecord};
-use moefold_profiles::statistics::median;
+use moefold_profiles::statistics::{median, nearest_half};
 use moefold_profiles::trace::{Category, Lane, TimeByCategory, Trace};
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{ByClass, Profile, TensorClass};
@@ -90,8 +90,7 @@ impl RunDir {
             let (kept, next) = kept_steps(&steps, first).map_err(Error::io(&steps, "read"))?;
             // Where steps are missing, which no reader takes for a run, what is there stays apart.
             let log = if next.is_some_and(|next| next != first) {
-                let apart = path.join(format!("{STEPS_FILE}.before-{first}"));
-                Log::beside(steps, apart)
+                Log::beside(steps, apart(path, first))
             } else {
                 Log::after(steps, kept)
             };
@@ -205,6 +204,16 @@ fn is_of_run(dir: &Path) -> bool {
         })
 }
 
+/// Where steps before `first` go that are no part of a run that goes on with it; nothing is there yet.
+fn apart(dir: &Path, first: u64) -> PathBuf {
+    let numbered = (2..).map(|number| format!("-{number}"));
+    std::iter::once(String::new())
+        .chain(numbered)
+        .map(|number| dir.join(format!("{STEPS_FILE}.before-{first}{number}")))
+        .find(|path| !path.exists())
+        .expect("there is always another number")
+}
+
 /// Bytes of the leading whole lines of steps before `first` that follow one another, and the step after them; none
 /// where there is no file.
 fn kept_steps(path: &Path, first: u64) -> io::Result<(u64, Option<u64>)> {
@@ -256,7 +265,8 @@ pub fn rank_peak(rank: u32, pp_rank: u32, device: &Device, settled: u64) -> Rank
 /// Summarizes a run.
 ///
 /// `times` is by rank, then by step. Categories and busy times are those of the rank that worked most and
-/// so waited least, over the recorded steps after warm-up. Where the ranks share too few cores
+/// so waited least, over the half of the recorded steps after warm-up whose length is nearest to the median: where
+/// time went in a step that something held up says little of the others. Where the ranks share too few cores
 /// (`cores_shared`) they are the mean of all ranks'. They are scaled from their mean to the median step,
 /// which `step_s` is.
 /// A run no longer than its warm-up is summarized whole.
@@ -282,10 +292,21 @@ pub fn summarize(
     let tokens = measured
         .first()
         .map_or(0.0, |r| (r.tokens_per_s * r.step_s).round());
+    let is_recorded =
+        |rank: &Vec<StepTime>, step: usize| rank[step].time != TimeByCategory::default();
+    let recorded =
+        (skipped..steps).filter(|&step| times.iter().all(|rank| is_recorded(rank, step)));
+    let lengths = recorded.map(|step| (step, records[step].step_s));
+    let usual = nearest_half(lengths.collect(), step_s);
     let told = if cores_shared {
-        mean_time(times.iter().flat_map(|rank| &rank[skipped..]))
+        mean_time(
+            times
+                .iter()
+                .flat_map(|rank| usual.iter().map(|&step| &rank[step])),
+        )
     } else {
-        let ranks = times.iter().map(|rank| mean_time(&rank[skipped..]));
+        let ranks = times.iter();
+        let ranks = ranks.map(|rank| mean_time(usual.iter().map(|&step| &rank[step])));
         let busiest = ranks.max_by(|a, b| f64::total_cmp(&work(a), &work(b)));
         busiest.unwrap_or_default()
     };
@@ -325,14 +346,11 @@ fn work(time: &StepTime) -> f64 {
     time.time.total().0 - between.map(|c| time.time.get(c).0).sum::<f64>()
 }
 
-/// The mean of recorded steps.
+/// The mean of steps.
 fn mean_time<'a>(steps: impl IntoIterator<Item = &'a StepTime>) -> StepTime {
     let mut mean = StepTime::default();
     let mut count = 0.0;
     for step in steps {
-        if step.time == TimeByCategory::default() {
-            continue;
-        }
         count += 1.0;
         for category in Category::ALL {
             mean.time.add(category, step.time.get(category));
@@ -379,6 +397,16 @@ mod tests {
     const CPU: DeviceSpec = DeviceSpec::Cpu {
         threads_per_rank: Some(1),
     };
+
+    #[test]
+    fn steps_that_stay_apart_take_nothing_s_place() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        for name in ["before-4", "before-4-2", "before-4-3"] {
+            let path = apart(dir.path(), 4);
+            assert_eq!(path, dir.path().join(format!("steps.jsonl.{name}")));
+            fs::write(path, "steps").expect("writes");
+        }
+    }
 
     fn record(step: u64, step_s: f64) -> StepRecord {
         StepRecord {
@@ -476,6 +504,18 @@ mod tests {
         let summary = summarize(&records, &[times], Vec::new(), 0, false);
         assert_eq!(summary.step_s, 2.0);
         assert!((summary.time_s.get(Category::Attention).0 - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn golden_where_time_goes_is_told_of_steps_near_the_median() {
+        // Two of eight steps waited long, as something held them up, and two were short.
+        let lengths = [1.0, 9.0, 1.0, 0.5, 1.0, 1.0, 9.0, 0.5];
+        let records: Vec<StepRecord> = (0..).zip(lengths).map(|(i, s)| record(i, s)).collect();
+        let times = lengths.map(|step_s| time(0.5, step_s - 0.5)).to_vec();
+        let summary = summarize(&records, &[times], Vec::new(), 0, false);
+        assert_eq!(summary.step_s, 1.0);
+        assert!((summary.time_s.get(Category::Attention).0 - 0.5).abs() < 1e-12);
+        assert!((summary.busy_s["all_to_all"] - 0.5).abs() < 1e-12);
     }
 
     #[test]

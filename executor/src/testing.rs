@@ -51,6 +51,7 @@ pub(crate) fn plan() -> Plan {
                 global_batch: 4,
             },
             objective: Objective::Throughput,
+            memory_headroom: None,
         },
         profiles: Vec::new(),
         alternatives: Vec::new(),

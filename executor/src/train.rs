@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use moefold_planner::layout::{Batch, Degrees, Layout};
+use moefold_planner::layout::{Batch, Degrees, Illegal, Layout};
 use moefold_planner::model::{Model, hf};
 use moefold_planner::plan::PlannedLayout;
 use moefold_profiles::run::{RunSummary, StepRecord};
@@ -410,8 +410,15 @@ pub(crate) fn prove(plan: &PlannedLayout, model: &Model, batch: &Batch) -> Resul
         mbs: record.mbs,
     };
     let pipeline = &plan.pipeline;
-    let layout = Layout::of_stages(&degrees, pipeline.stages.len(), model, batch);
-    let layout = layout.map(|layout| layout.under(pipeline.schedule));
+    let staged = (pipeline.schedule, pipeline.stages.len());
+    let layout = Layout::of_stages(&degrees, staged, model, batch);
+    let order = plan.rank_order.unwrap_or_default();
+    let numbered = |layout: Layout| {
+        let ours = layout.numbered(order);
+        let (pp, dp, edp) = (layout.pp(), layout.dp(), layout.edp());
+        ours.ok_or_else(|| vec![Illegal::PipelineGroups { pp, dp, edp }])
+    };
+    let layout = layout.and_then(numbered);
     layout.map_err(|broken| {
         let rules: Vec<String> = broken.iter().map(ToString::to_string).collect();
         Error::Request(format!(

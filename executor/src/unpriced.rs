@@ -25,6 +25,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         dispatcher: Dispatcher::Alltoall,
         cp_comm_type: None,
         hierarchical_context_parallel_sizes: None,
+        rank_order: None,
         capacity: None,
         recompute: RecomputePlan::default(),
         offload: Offload::NONE,

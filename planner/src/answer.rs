@@ -226,7 +226,7 @@ impl Answer {
             for (key, found) in numbers {
                 if let Some(found) = found.filter(|found| !found.is_finite() || *found < 0.0) {
                     let expected = "a finite number of at least 0".to_owned();
-                    return Err(place.prediction(key, found.to_string(), expected));
+                    return Err(place.value(key, found.to_string(), expected));
                 }
             }
         }
@@ -246,18 +246,12 @@ impl Answer {
             ] {
                 if !found.is_finite() || found < 0.0 {
                     let expected = "a finite number of at least 0".to_owned();
-                    return Err(place.prediction(key, found.to_string(), expected));
+                    return Err(place.value(key, found.to_string(), expected));
                 }
             }
             // Runners-up share the best plan's precision, stack and the rest.
             if let Some(((model, request), best)) = asked.zip(self.plans.first()) {
-                best.prove(
-                    &place,
-                    model,
-                    request,
-                    &candidate.layout,
-                    &candidate.recompute,
-                )?;
+                best.prove_candidate(&place, model, request, candidate)?;
             }
         }
         Ok(())

@@ -47,6 +47,9 @@ moefold_profiles::named! {
         VHalf = "v-half",
         /// The same with about a third of it alive.
         VMin = "v-min",
+        /// The order of DualPipe, cut in half: two chunks a rank as a V, forward passes of one and backward passes of the
+        /// other in turn, and gradients of weights that wait only where a bubble would be.
+        DualpipeV = "dualpipe-v",
         /// Forward passes beside backward passes of other microbatches, so that the exchanges of tokens of one run
         /// beside the compute of the other.
         Combined = "combined",

@@ -31,10 +31,15 @@ pub fn in_order(loads: &[f64], ranks: usize) -> Placed {
     placed(held.chunks(each).map(<[Held]>::to_vec).collect())
 }
 
+/// What is this near to the load that no placement goes below is not looked beyond.
+const NEAR: f64 = 1e-3;
+
 /// Experts placed so that the busiest of `ranks` has little to do; each rank has room for `copies` more than its share.
-/// `ranks` divides the experts, of which some have a load.
-pub fn place(loads: &[f64], ranks: usize, copies: usize) -> Placed {
+/// `ranks` divides the experts, of which some have a load. Tries one more copy at a time until the busiest rank is within
+/// a thousandth of what no placement goes below, room is full, or `is_stopped`, and gives the best.
+pub fn place(loads: &[f64], ranks: usize, copies: usize, is_stopped: &dyn Fn() -> bool) -> Placed {
     let room = loads.len() / ranks + copies;
+    let enough = at_least(loads, ranks, copies) * (1.0 + NEAR);
     let mut best = in_order(loads, ranks);
     let mut times = vec![1; loads.len()];
     // Room need not be filled: smaller shares do not always fit together better.
@@ -43,7 +48,7 @@ pub fn place(loads: &[f64], ranks: usize, copies: usize) -> Placed {
         if found.busiest < best.busiest {
             best = found;
         }
-        if !copy_busiest(loads, &mut times, ranks) {
+        if best.busiest <= enough || is_stopped() || !copy_busiest(loads, &mut times, ranks) {
             break;
         }
     }
@@ -158,6 +163,8 @@ fn placed(all: Vec<Vec<Held>>) -> Placed {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -224,7 +231,7 @@ mod tests {
     }
 
     fn check(loads: &[f64], ranks: usize, copies: usize) -> Result<[f64; 2], TestCaseError> {
-        let found = place(loads, ranks, copies);
+        let found = place(loads, ranks, copies, &|| false);
         let room = loads.len() / ranks + copies;
         let mut times = vec![0; loads.len()];
         for held in &found.ranks {
@@ -256,20 +263,39 @@ mod tests {
     #[test]
     fn golden_placements() {
         // 9 + 1 = 6 + 4 = 5 + 5, by hand.
-        let found = place(&[9.0, 6.0, 5.0, 5.0, 4.0, 1.0], 3, 0);
+        let found = place(&[9.0, 6.0, 5.0, 5.0, 4.0, 1.0], 3, 0, &|| false);
         assert_eq!(found.busiest, 1.0);
         assert_eq!(found.ranks, [[0, 5], [1, 4], [2, 3]]);
         assert_eq!(in_order(&[9.0, 6.0, 5.0, 5.0, 4.0, 1.0], 3).busiest, 1.5);
         // More than a rank's share is on both ranks, and another expert with it: 4.5 + 1 + 0.5, twice.
-        let found = place(&[9.0, 1.0, 1.0, 1.0], 2, 1);
+        let found = place(&[9.0, 1.0, 1.0, 1.0], 2, 1, &|| false);
         assert_eq!(found.busiest, 1.0);
         assert!(
             found.ranks.iter().all(|held| held.contains(&0)),
             "{found:?}"
         );
         // With room alone, no copy is needed: 6 = 2 + 2 + 2.
-        let found = place(&[6.0, 2.0, 2.0, 2.0], 2, 1);
+        let found = place(&[6.0, 2.0, 2.0, 2.0], 2, 1, &|| false);
         assert_eq!(found.ranks, [vec![0], vec![1, 2, 3]]);
+    }
+
+    #[test]
+    fn a_stop_leaves_the_best_so_far_and_what_is_near_the_bound_is_not_looked_beyond() {
+        let loads: Vec<f64> = (0..64)
+            .map(|expert| f64::from(expert % 7 + 1).powi(3))
+            .collect();
+        let placed = |copies, stop_after| {
+            let looks = Cell::new(0);
+            let is_stopped = || looks.replace(looks.get() + 1) >= stop_after;
+            let found = place(&loads, 8, copies, &is_stopped);
+            (found, looks.get())
+        };
+        let (whole, looks) = placed(56, u32::MAX);
+        assert!(whole.busiest <= at_least(&loads, 8, 56) * (1.0 + NEAR));
+        assert!(looks < 8 * 56, "{looks} numbers of copies");
+        let (first, looks) = placed(56, 0);
+        assert_eq!(looks, 1);
+        assert!(whole.busiest < first.busiest && first.busiest < in_order(&loads, 8).busiest);
     }
 
     proptest! {

@@ -9,6 +9,7 @@
 mod grids;
 mod illegal;
 pub(crate) mod nearest;
+mod order;
 mod partial;
 mod places;
 mod record;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use grids::grids;
 pub use illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES, MAX_ROWS};
+pub use order::{Axis, Order, ParseOrderError};
 pub use partial::{ParseDegreesError, PartialDegrees};
 pub use places::Places;
 pub use record::LayoutRecord;
@@ -64,6 +66,7 @@ pub struct Layout {
     microbatches: u32,
     /// Whether the second chunks of a pipeline come back: see [`Places`].
     is_vee: bool,
+    order: Order,
 }
 
 impl Layout {
@@ -76,7 +79,21 @@ impl Layout {
             edp,
             microbatches,
             is_vee: false,
+            order: Order::default(),
         }
+    }
+
+    /// The same with its ranks numbered otherwise; none where the two grids then disagree on pipelines: of the orders
+    /// that are planned the default always goes, [`Order::DP_LAST`] where replicas of experts are as many as those of
+    /// the rest, or there is no pipeline.
+    pub fn numbered(self, order: Order) -> Option<Self> {
+        let agree = order == Order::PP_LAST || self.pp() == 1 || self.dp == self.edp;
+        agree.then_some(Self { order, ..self })
+    }
+
+    /// Which axis varies fastest along the rank numbers.
+    pub fn order(&self) -> Order {
+        self.order
     }
 
     /// The same under a schedule that goes with its degrees, which says where stages are.

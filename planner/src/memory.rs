@@ -29,8 +29,9 @@ pub struct Occupancy {
     pub chunk: usize,
     /// What of it.
     pub running: Running,
-    /// Directions that the rank has sent a message in before, to each of its neighbours.
-    pub sent: u32,
+    /// Messages that are there beside those of the running pass: the last that the rank has sent in each direction to
+    /// each of its neighbours, and what it has received for a later pass.
+    pub messages: u32,
 }
 
 impl Occupancy {
@@ -38,7 +39,7 @@ impl Occupancy {
         let all = |own: &[u32], others: &[u32]| own.iter().zip(others).all(|(a, b)| a >= b);
         self.chunk == other.chunk
             && self.running == other.running
-            && self.sent >= other.sent
+            && self.messages >= other.messages
             && all(&self.live, &other.live)
             && all(&self.kept, &other.kept)
     }
@@ -57,16 +58,17 @@ fn rank_occupancies(actions: &[Action], places: Places) -> Vec<Occupancy> {
     let chunk_of = |stage: Stage| places.chunk_of(stage.0) as usize;
     let mut live = vec![0_u32; places.vpp() as usize];
     let mut kept = live.clone();
-    // By direction, forward and back, the ranks that something was sent to.
+    // By direction, forward and back, the ranks that something was sent to; and what was received for later.
     let mut sent: BTreeSet<(bool, u32)> = BTreeSet::new();
     let mut worst: Vec<Occupancy> = Vec::new();
-    let mut see = |[live, kept]: [&[u32]; 2], chunk: usize, running: Running, sent: usize| {
+    let mut early = 0_usize;
+    let mut see = |[live, kept]: [&[u32]; 2], chunk: usize, running: Running, messages: usize| {
         let occupancy = Occupancy {
             live: live.to_vec(),
             kept: kept.to_vec(),
             chunk,
             running,
-            sent: sent as u32,
+            messages: messages as u32,
         };
         if !worst.iter().any(|known| known.dominates(&occupancy)) {
             worst.retain(|known| !occupancy.dominates(known));
@@ -75,27 +77,32 @@ fn rank_occupancies(actions: &[Action], places: Places) -> Vec<Occupancy> {
     };
     for action in actions {
         match *action {
+            Action::RecvActivation(..) | Action::RecvGradient(..) => early += 1,
             Action::Forward(stage, _) => {
                 let chunk = chunk_of(stage);
                 live[chunk] += 1;
-                see([&live, &kept], chunk, Running::Forward, sent.len());
+                early -= usize::from(places.is_received(stage.0));
+                see([&live, &kept], chunk, Running::Forward, sent.len() + early);
             }
             Action::Backward(stage, _) | Action::BackwardInput(stage, _) => {
                 let chunk = chunk_of(stage);
-                see([&live, &kept], chunk, Running::Backward, sent.len());
+                early -= usize::from(places.is_sent(stage.0));
+                see([&live, &kept], chunk, Running::Backward, sent.len() + early);
                 live[chunk] -= 1;
                 kept[chunk] += u32::from(matches!(action, Action::BackwardInput(..)));
             }
             Action::Combined { forward, backward } => {
+                early -= usize::from(places.is_received(forward.0.0));
+                early -= usize::from(places.is_sent(backward.0.0));
                 let [chunk, backward] = [forward.0, backward.0].map(chunk_of);
                 let running = Running::Combined { backward };
-                see([&live, &kept], chunk, running, sent.len());
+                see([&live, &kept], chunk, running, sent.len() + early);
                 live[chunk] += 1;
                 live[backward] -= 1;
             }
             Action::BackwardWeight(stage, _) => {
                 let chunk = chunk_of(stage);
-                see([&live, &kept], chunk, Running::Weight, sent.len());
+                see([&live, &kept], chunk, Running::Weight, sent.len() + early);
                 kept[chunk] -= 1;
             }
             Action::SendActivation(stage, _) => {
@@ -192,7 +199,7 @@ pub fn at_worst_instant(
     let update = update.fold(streamed, Level::higher);
     let worst = occupancies.iter().fold(update, |worst, occupancy| {
         let counts = occupancy.live.iter().zip(&occupancy.kept);
-        let sent = message * i64::from(occupancy.sent);
+        let sent = message * i64::from(occupancy.messages);
         let alive = stages.iter().zip(counts);
         let alive = alive.fold(sent, |sum, (stage, (&live, &kept))| {
             sum + stage.passes.saved * i64::from(live) + stage.passes.kept * i64::from(kept)

@@ -9,7 +9,6 @@
 //! them is in [`listing()`].
 
 mod listing;
-mod order;
 mod placement;
 #[cfg(test)]
 mod tests;
@@ -17,8 +16,8 @@ mod tests;
 use crate::layout::grids;
 use crate::layout::{Degrees, Illegal, Layout};
 
+pub use crate::layout::{Axis, Order};
 pub use listing::{GroupListing, describe, listing, mesh};
-pub use order::{Axis, Order};
 pub use placement::{Placement, cut, domain_in_job, placement};
 
 /// Kinds of process group.
@@ -183,10 +182,10 @@ impl Mesh {
         }
     }
 
-    /// The mesh of a legal layout in the default order.
+    /// The mesh of a legal layout, in its order.
     pub fn of(layout: &Layout) -> Self {
         let (dp, edp) = (layout.dp(), layout.edp());
-        Self::of_sizes(&layout.degrees(), dp, edp, Order::default())
+        Self::of_sizes(&layout.degrees(), dp, edp, layout.order())
     }
 
     fn of_sizes(d: &Degrees, dp: u32, edp: u32, order: Order) -> Self {
@@ -360,17 +359,17 @@ pub fn chunks(cp: u32, rank: u32) -> [u32; 2] {
     [rank, 2 * cp - 1 - rank]
 }
 
-/// All groups of a kind under the default order.
+/// All groups of a kind of a layout.
 pub fn groups(layout: &Layout, kind: GroupKind) -> Vec<Vec<u32>> {
     Mesh::of(layout).groups(kind)
 }
 
-/// The group of a kind that a rank belongs to, under the default order.
+/// The group of a kind that a rank belongs to, of a layout.
 pub fn group_of(layout: &Layout, kind: GroupKind, rank: u32) -> Vec<u32> {
     Mesh::of(layout).group_of(kind, rank)
 }
 
-/// Where a rank stands on every axis, under the default order.
+/// Where a rank stands on every axis, of a layout.
 pub fn coordinates(layout: &Layout, rank: u32) -> Coordinates {
     Mesh::of(layout).coordinates(rank)
 }

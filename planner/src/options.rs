@@ -14,7 +14,7 @@ use crate::choice::{
     Capacity, CpComm, Dispatcher, Graphs, HostShare, Masters, Objective, Offload, Optimizer,
     Overlap, PrimaryWeights, RecomputePlan, ScheduleName, StackName, Zero,
 };
-use crate::layout::{Batch, PartialDegrees};
+use crate::layout::{Batch, Order, PartialDegrees};
 
 pub use error::{LeastMemory, PlanError};
 pub use pipeline::{ParseStagesError, PipelineLayout};
@@ -37,8 +37,10 @@ pub struct SearchOptions {
     pub pins: PartialDegrees,
     /// Token dispatcher; `None` tries the stack's.
     pub dispatcher: Option<Dispatcher>,
-    /// How attention reaches the keys of other context-parallel ranks.
-    pub cp_comm: CpComm,
+    /// How ranks are numbered; `None` tries both ways of Megatron-LM.
+    pub order: Option<Order>,
+    /// How attention reaches the keys of other context-parallel ranks; `None` tries the stack's.
+    pub cp_comm: Option<CpComm>,
     /// Of [`CpComm::Hierarchical`] the ranks that exchange heads, and the ranks of a ring; `None` exchanges inside NVLink
     /// domains, as far as heads divide.
     pub cp_sizes: Option<[u32; 2]>,
@@ -100,7 +102,8 @@ impl SearchOptions {
             stack,
             pins: PartialDegrees::default(),
             dispatcher: None,
-            cp_comm: CpComm::default(),
+            order: Some(Order::default()),
+            cp_comm: Some(CpComm::default()),
             cp_sizes: None,
             capacity: None,
             recompute: None,

@@ -17,9 +17,9 @@ use crate::choice::{
     Capacity, CpComm, Dispatcher, Graphs, HostShare, Masters, Objective, Offload, Optimizer,
     Overlap, PrimaryWeights, RecomputePlan, ScheduleName, StackName, Zero,
 };
-use crate::layout::Batch;
+use crate::layout::{Batch, Order};
 use crate::model::Model;
-use crate::options::{Loads, Routing, SearchOptions};
+use crate::options::{Loads, MEMORY_HEADROOM, Routing, SearchOptions};
 
 pub(crate) use check::Place;
 pub use file::PlanFileError;
@@ -49,6 +49,9 @@ pub struct PlannedLayout {
     /// How many tokens an expert takes; absent where nothing is dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Capacity>,
+    /// How ranks are numbered; absent where that is `tp-cp-ep-dp-pp`, and in older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank_order: Option<Order>,
     /// What each layer computes again in the backward pass.
     pub recompute: RecomputePlan,
     /// Modules whose saved tensors rest on the host between the passes.
@@ -105,6 +108,33 @@ impl PlannedLayout {
     pub fn overlap(&self, cluster: &Cluster) -> Overlap {
         self.overlap
             .unwrap_or_else(|| Overlap::unsaid(self.stack, cluster.gpu.is_cpu()))
+    }
+
+    /// What it fixes beside its degrees and stages, of `batch`; what runs beside compute only where it says so.
+    pub(crate) fn options(&self, batch: Batch) -> SearchOptions {
+        SearchOptions {
+            precision: self.precision,
+            optimizer: self.optimizer,
+            masters: self.masters.unwrap_or_default(),
+            primary_weights: self.primary_weights.unwrap_or_default(),
+            optimizer_offload: self.optimizer_offload_fraction.unwrap_or_default(),
+            grad_dtype: self.grad_dtype.unwrap_or(Dtype::F32),
+            dispatcher: Some(self.dispatcher),
+            order: Some(self.rank_order.unwrap_or_default()),
+            cp_comm: Some(self.cp_comm()),
+            cp_sizes: self.hierarchical_context_parallel_sizes,
+            capacity: self.capacity,
+            recompute: Some(self.recompute.clone()),
+            offload: Some(self.offload),
+            zero: self.zero.unwrap_or_default(),
+            instances: self.optimizer_instances.unwrap_or(1),
+            overlap: self.overlap,
+            graphs: self.cuda_graph.unwrap_or_default(),
+            fp8_attention: self.fp8_attention.unwrap_or(false),
+            bucket_elements: self.bucket_elements,
+            schedule: Some(self.pipeline.schedule),
+            ..SearchOptions::new(batch, self.stack)
+        }
     }
 
     /// How tokens were routed that it was planned for, where that was not balanced.
@@ -266,11 +296,7 @@ impl Plan {
             planned,
             model: model.clone(),
             cluster: cluster.clone(),
-            request: Request {
-                gpus,
-                batch: options.batch,
-                objective: options.objective,
-            },
+            request: Request::of(gpus, options),
             profiles: Vec::new(),
             alternatives: Vec::new(),
         }
@@ -278,29 +304,30 @@ impl Plan {
 
     /// What it fixes beside its degrees and stages.
     pub fn options(&self) -> SearchOptions {
-        let planned = &self.planned;
         SearchOptions {
-            precision: planned.precision,
-            optimizer: planned.optimizer,
-            masters: planned.masters.unwrap_or_default(),
-            primary_weights: planned.primary_weights.unwrap_or_default(),
-            optimizer_offload: planned.optimizer_offload_fraction.unwrap_or_default(),
-            grad_dtype: planned.grad_dtype.unwrap_or(Dtype::F32),
-            dispatcher: Some(planned.dispatcher),
-            cp_comm: planned.cp_comm(),
-            cp_sizes: planned.hierarchical_context_parallel_sizes,
-            capacity: planned.capacity,
-            recompute: Some(planned.recompute.clone()),
-            offload: Some(planned.offload),
-            routing: planned.routing(),
-            zero: planned.zero.unwrap_or_default(),
-            instances: planned.optimizer_instances.unwrap_or(1),
-            overlap: Some(planned.overlap(&self.cluster)),
-            graphs: planned.cuda_graph.unwrap_or_default(),
-            fp8_attention: planned.fp8_attention.unwrap_or(false),
-            bucket_elements: planned.bucket_elements,
-            schedule: Some(planned.pipeline.schedule),
-            ..SearchOptions::new(self.request.batch, planned.stack)
+            routing: self.planned.routing(),
+            overlap: Some(self.planned.overlap(&self.cluster)),
+            ..self.planned.options(self.request.batch)
+        }
+    }
+
+    /// What was asked for, as far as it holds that: what no search chooses, and a schedule that none tries unless it is
+    /// named. The routing is of its layout, and left out.
+    pub fn asked(&self) -> SearchOptions {
+        let (planned, request) = (&self.planned, &self.request);
+        let schedule = planned.pipeline.schedule;
+        SearchOptions {
+            dispatcher: None,
+            order: None,
+            cp_comm: None,
+            cp_sizes: None,
+            recompute: None,
+            // Modules that a search has chosen are no less searched than the rest.
+            offload: (planned.offload == Offload::NONE).then_some(Offload::NONE),
+            schedule: schedule.is_vee().then_some(schedule),
+            objective: request.objective,
+            memory_headroom: request.memory_headroom.unwrap_or(MEMORY_HEADROOM),
+            ..planned.options(request.batch)
         }
     }
 
@@ -328,6 +355,22 @@ pub struct Request {
     pub batch: Batch,
     /// What is best.
     pub objective: Objective,
+    /// Share of each device's memory that it leaves free; absent where that is [`MEMORY_HEADROOM`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_headroom: Option<f64>,
+}
+
+impl Request {
+    /// What `options` ask for on so many ranks.
+    pub fn of(gpus: u32, options: &SearchOptions) -> Self {
+        let headroom = options.memory_headroom;
+        Self {
+            gpus,
+            batch: options.batch,
+            objective: options.objective,
+            memory_headroom: (headroom != MEMORY_HEADROOM).then_some(headroom),
+        }
+    }
 }
 
 /// A profile that prices came from.
@@ -351,6 +394,13 @@ pub struct Alternative {
     /// Its pipeline schedule; absent where the degrees say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleName>,
+    /// How its ranks are numbered; absent where that is `tp-cp-ep-dp-pp`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank_order: Option<Order>,
+    /// How its attention reaches the keys of other context-parallel ranks; absent where the plan does so too, or there
+    /// are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cp_comm_type: Option<CpComm>,
     /// Seconds a step.
     pub step_s: f64,
     /// Peak memory, GiB.

@@ -6,6 +6,7 @@
 
 mod choices;
 mod degrees;
+mod keys;
 mod space;
 #[cfg(test)]
 mod tests;
@@ -13,4 +14,5 @@ mod tests;
 pub(crate) use choices::{clash, heads, runs_beside, schedules, undivided};
 pub use degrees::Rules;
 pub(crate) use degrees::{MOST_POSITIONS, MOST_TOKENS};
+pub(crate) use keys::KeyWays;
 pub use space::{MAX_MICROBATCH_TOKENS, nearest_legal, space};

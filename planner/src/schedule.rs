@@ -171,6 +171,15 @@ impl Schedule {
     ///   come back take five, two or one. So each rank has about `pp`, a half or a third of microbatches alive, where 1F1B
     ///   has `pp` on the first (Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 3).
     ///   Once a rank has no forward pass left, gradients of weights wait for what other ranks wait for.
+    /// - [`ScheduleName::DualpipeV`]: the same places. Rank `r` runs `2 (pp - r - 1)` forwards of its first stage ahead, then
+    ///   `r + 1` of either in turn, then as many backwards as there are ranks behind it, each before a forward of the second
+    ///   stage; from then on a forward of one stage and a backward of the other in turn, so that exchanges of tokens
+    ///   could hide (DeepSeek-V3, arXiv 2412.19437, section 3.2.1, DualPipe; DualPipeV, which folds it onto half the
+    ///   ranks: <https://github.com/deepseek-ai/DualPipe>). Every backward pass is divided; gradients of weights follow at
+    ///   once but those of the last `r + 1` passes before only the first stage has any left, and of what comes
+    ///   then, which wait for the bubbles. A message is received after all that its sender sent before, one of them at most
+    ///   ahead of its pass. Of fewer than `2 pp` microbatches it is the order of so many with those left out
+    ///   that are not there.
     /// - [`ScheduleName::Combined`]: rank `r` runs `2 (pp - r - 1) + (vpp - 1) pp + 1` forwards ahead, then each forward
     ///   beside a backward, then the backwards left: the interleaved schedule with one more ahead, as the forward
     ///   that a backward needs cannot run beside it (Megatron-Core,
@@ -274,7 +283,7 @@ impl ScheduleName {
     pub fn all_of(pp: u32, vpp: u32) -> impl Iterator<Item = Self> + Clone {
         let usual = Self::of(pp, vpp);
         let divided = (usual == Self::OneFOneB).then_some(Self::ZbH1);
-        let vees = [Self::ZbV, Self::VHalf, Self::VMin].into_iter();
+        let vees = [Self::ZbV, Self::VHalf, Self::VMin, Self::DualpipeV].into_iter();
         let vees = vees.filter(move |_| pp > 1 && vpp == 2);
         let combined = (pp > 1 || vpp == 1).then_some(Self::Combined);
         std::iter::once(usual)
@@ -300,7 +309,7 @@ impl ScheduleName {
 
     /// Whether stages go there and back as a V.
     pub fn is_vee(self) -> bool {
-        matches!(self, Self::ZbV | Self::VHalf | Self::VMin)
+        matches!(self, Self::ZbV | Self::VHalf | Self::VMin | Self::DualpipeV)
     }
 
     /// Which pipeline rank has which stage under degrees that it goes with.
@@ -319,7 +328,7 @@ impl ScheduleName {
             Self::None => "pp=1",
             Self::OneFOneB | Self::ZbH1 => "pp of at least 2 and vpp=1",
             Self::Interleaved => "pp and vpp of at least 2",
-            Self::ZbV | Self::VHalf | Self::VMin => "pp of at least 2 and vpp=2",
+            Self::ZbV | Self::VHalf | Self::VMin | Self::DualpipeV => "pp of at least 2 and vpp=2",
             Self::Combined => "any degrees",
         }
     }

@@ -42,13 +42,13 @@ use rayon::prelude::*;
 
 use crate::answer::{InsideDomain, SearchRecord, Shortage, Why};
 use crate::choice::{Objective, Offload, Recompute, ScheduleName};
-use crate::layout::{Illegal, Layout, PartialDegrees};
+use crate::layout::{Illegal, Layout, Order, PartialDegrees};
 use crate::memory;
 use crate::mesh::{GroupKind, placement};
 use crate::model::Model;
 use crate::options::{LeastMemory, PlanError, SearchOptions};
 use crate::plan::{Alternative, PlannedLayout};
-use crate::rules::{Rules, clash, nearest_legal, runs_beside, space};
+use crate::rules::{KeyWays, Rules, clash, nearest_legal, runs_beside, space};
 use crate::runtime::Runtime;
 use crate::schedule::Schedule;
 use crate::stack::Stack;
@@ -376,7 +376,7 @@ fn candidates(
         if number % JUDGED == 0 && watch(&making).is_break() {
             return Err(PlanError::Stopped);
         }
-        let each = question.ways([degrees.pp, degrees.vpp], [degrees.ep, degrees.etp]);
+        let each = question.ways(&degrees);
         found.space += each * sets;
         match rules.judge(&degrees, true, &mut broken) {
             Some(layout) => {
@@ -388,6 +388,18 @@ fn candidates(
                     found.too_large += each * question.legal_sets();
                 } else {
                     found.layouts.push(layout);
+                }
+                if let Some(other) = question.renumbered(&layout) {
+                    // What is refused of one order is of the other.
+                    found.space += each * sets;
+                    for illegal in &question.illegal_sets {
+                        found.refuse(illegal.reason(), each, illegal);
+                    }
+                    if found.layouts.last() == Some(&layout) {
+                        found.layouts.push(other);
+                    } else {
+                        found.too_large += each * question.legal_sets();
+                    }
                 }
             }
             None => found.refuse(broken[0].reason(), each * sets, &broken[0]),
@@ -497,6 +509,11 @@ fn rank<'a>(
                 .total_cmp(&b.score(objective))
                 .then(a.unit.layout.cmp(b.unit.layout))
         });
+        if question.options.order.is_none() {
+            // Of a layout the better order.
+            let mut seen = BTreeSet::new();
+            ranking.retain(|found| seen.insert(found.unit.layout.numbered(Order::PP_LAST)));
+        }
         ranking.truncate(top);
     }
     Ranked { ranking, unseen }
@@ -522,6 +539,23 @@ fn inside_domain(
         gpus_per_domain: question.cluster.gpus_per_domain,
         best: ranking.first().map(|found| found.candidate(question)),
     })
+}
+
+impl Question<'_> {
+    /// A layout with its ranks in the other order, where orders are open and that is legal and may take other time: only
+    /// groups of replicas and of stages lie elsewhere, so it does where one of those crosses domains or nodes
+    /// otherwise.
+    fn renumbered(&self, layout: &Layout) -> Option<Layout> {
+        if self.options.order.is_some() || layout.pp() == 1 || layout.dp() == 1 {
+            return None;
+        }
+        let other = layout.numbered(Order::DP_LAST)?;
+        let kinds = [GroupKind::DpCp, GroupKind::Edp, GroupKind::Pp];
+        let of = |layout| kinds.map(|kind| placement(layout, kind, self.cluster));
+        let differs = of(layout) != of(&other);
+        // Parts of replicas may lie elsewhere where the whole does not.
+        (differs || self.options.instances > 1).then_some(other)
+    }
 }
 
 /// Checks what was asked against what stack and cluster can do, and gathers what a search shares.
@@ -612,6 +646,7 @@ fn question<'a>(asked: &Asked<'a>, rules: &Rules) -> Result<Question<'a>, PlanEr
         by_layer,
         illegal_sets,
         dispatchers,
+        keys: KeyWays::of(model, options),
         routing,
         kind_of,
         distinct,

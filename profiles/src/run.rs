@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::memory::ByClass;
+use crate::memory::{ByClass, TensorClass};
 use crate::trace::{Category, TimeByCategory};
 use crate::units::Bytes;
 
@@ -98,7 +98,7 @@ pub struct FullestMicrobatch {
 
 impl StepRecord {
     /// The records of a file `steps.jsonl`, in order; a line that is none, or not of the step after that of the
-    /// line before it, or of a time below zero, ends as an error with its number, from 1, and what is wrong. The first
+    /// line before it, or of a time below zero or more tokens than any step has, ends as an error with its number, from 1, and what is wrong. The first
     /// is of any step, as a run may go on where another ended.
     pub fn lines(text: &str) -> impl Iterator<Item = Result<Self, (usize, String)>> {
         let lines = text.lines().enumerate();
@@ -121,15 +121,36 @@ impl StepRecord {
                     );
                     Err((i + 1, wrong))
                 }
-                _ => {
-                    at_least_zero(record.step_s, record.tokens_per_s)
-                        .map_err(|wrong| (i + 1, wrong))?;
-                    Ok(record)
-                }
+                _ => match record.check() {
+                    Ok(()) => Ok(record),
+                    Err(wrong) => Err((i + 1, wrong)),
+                },
             }
         })
     }
+
+    /// Refuses times below zero, and counts that no step has.
+    fn check(&self) -> Result<(), String> {
+        at_least_zero(self.step_s, self.tokens_per_s)?;
+        let fullest = self.fullest.iter().flat_map(|fullest| &fullest.load);
+        let loads = |of: &[Vec<u64>]| of.iter().flatten().copied().collect::<Vec<u64>>();
+        for (key, counts) in [
+            ("expert_load", loads(&self.expert_load)),
+            ("fullest.load", fullest.flatten().copied().collect()),
+            ("dropped", vec![self.dropped]),
+            ("dropped_by_layer", self.dropped_by_layer.clone()),
+        ] {
+            at_most(key, counts, MOST_ASSIGNMENTS)?;
+        }
+        Ok(())
+    }
 }
+
+/// Assignments of tokens to experts that a step has at most, over all its layers: thirty times those of 2^26 tokens in a
+/// hundred layers of 20 experts each. Sums over millions of steps are numbers too.
+const MOST_ASSIGNMENTS: u64 = 1 << 42;
+/// Bytes that all ranks of a run have at most.
+const MOST_BYTES: u64 = 1 << 62;
 
 /// Refuses times and rates that are below zero.
 fn at_least_zero(step_s: f64, tokens_per_s: f64) -> Result<(), String> {
@@ -139,6 +160,15 @@ fn at_least_zero(step_s: f64, tokens_per_s: f64) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Refuses numbers that come to more.
+fn at_most(key: &str, numbers: impl IntoIterator<Item = u64>, most: u64) -> Result<(), String> {
+    let add = |all: u64, number| all.checked_add(number);
+    match numbers.into_iter().try_fold(0, add) {
+        Some(all) if all <= most => Ok(()),
+        _ => Err(format!("found `{key}` that come to more than {most}")),
+    }
 }
 
 fn without_position(error: &serde_json::Error) -> String {
@@ -191,6 +221,33 @@ pub struct RunSummary {
     /// What else the machine did meanwhile; absent where that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostLoad>,
+}
+
+impl RunSummary {
+    /// The text of a file `summary.json`; refuses another version, times below zero and memory that no machines have.
+    pub fn read(text: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let wrong = |error: serde_json::Error| error.to_string();
+        let Versioned { version } = serde_json::from_str(text).map_err(wrong)?;
+        if version != RUN_VERSION {
+            return Err(format!(
+                "found version {version}, expected {RUN_VERSION}, which this program reads"
+            ));
+        }
+        let read: Self = serde_json::from_str(text).map_err(wrong)?;
+        at_least_zero(read.step_s, read.tokens_per_s)?;
+        let bytes = read.peak_by_rank.iter().flat_map(|peak| {
+            let by_class = TensorClass::ALL.map(|class| peak.bytes[class]);
+            let beside = [peak.reserved, peak.reached, peak.resident];
+            let all = by_class.into_iter().chain(beside).chain(peak.host_bytes);
+            all.map(|bytes| bytes.0)
+        });
+        at_most("bytes", bytes, MOST_BYTES)?;
+        Ok(read)
+    }
 }
 
 /// How busy the machine was that a run was measured on.
@@ -324,6 +381,40 @@ mod tests {
                 at == number && problem.contains(found),
                 "{steps:?}: line {at}: {problem}"
             );
+        }
+    }
+
+    #[test]
+    fn counts_that_no_run_has_are_refused_by_key() {
+        let many = StepRecord {
+            expert_load: vec![vec![8, u64::MAX], vec![1, 1]],
+            ..step()
+        };
+        let line = serde_json::to_string(&many).expect("serializes");
+        let (_, problem) = StepRecord::lines(&line)
+            .next()
+            .expect("a line")
+            .expect_err("refused");
+        assert!(problem.contains("`expert_load`"), "{problem}");
+        let rank = serde_json::json!({
+            "rank": 0, "pp_rank": 0, "resident": 1_u64 << 62,
+            "bytes": ByClass::<Bytes>::from_fn(|_| Bytes(1)),
+        });
+        let summary = |version: u32, step_s: f64, ranks: &[serde_json::Value]| {
+            let text = serde_json::json!({
+                "version": version, "steps": 1, "warmup_steps": 0, "step_s": step_s, "tokens_per_s": 1.0,
+                "time_s": TimeByCategory::default(), "busy_s": {}, "peak_by_rank": ranks, "final_loss": 2.0,
+            });
+            RunSummary::read(&text.to_string())
+        };
+        assert!(summary(RUN_VERSION, 0.5, &[]).is_ok());
+        for (found, expected) in [
+            (summary(RUN_VERSION, 0.5, &[rank]), "`bytes`"),
+            (summary(RUN_VERSION, -0.5, &[]), "`step_s` -0.5"),
+            (summary(RUN_VERSION + 1, 0.5, &[]), "expected 1"),
+        ] {
+            let problem = found.expect_err("refused");
+            assert!(problem.contains(expected), "{problem}");
         }
     }
 

@@ -133,7 +133,7 @@ fn became(answer: &Answer, why: &Why) -> String {
     };
     let own = format!(
         "{asked} is at best {} with recompute {}, {} a step and {} at its peak",
-        format::layout(&best.layout),
+        best.layout,
         format::recompute(&best.recompute),
         format::seconds(best.step_s),
         format::gib(best.peak_gib)
@@ -190,7 +190,7 @@ pub fn shortage_table(shortage: &Shortage) -> String {
             saver.change.clone(),
             format!("{:.1}", saver.peak_gib),
             if saver.fits { "yes" } else { "no" }.to_owned(),
-            format::layout(&saver.layout),
+            saver.layout.to_string(),
             format::recompute(&saver.recompute),
         ]);
     }
@@ -265,7 +265,7 @@ fn ranking(answer: &Answer) -> Table {
         let p = &plan.predicted;
         table.row([
             (i + 1).to_string(),
-            format::layout(&plan.layout),
+            format::planned(plan),
             json_word(&plan.pipeline.schedule),
             plan.layout.microbatches.to_string(),
             match plan.recompute.alike() {
@@ -538,7 +538,7 @@ fn outside_domain(answer: &Answer) -> Option<String> {
             let slower = best.step_s / first.predicted.step_s - 1.0;
             format!(
                 "{reach}: the best layout that keeps them inside, {}, takes {} a step, {} {}.",
-                format::layout(&best.layout),
+                best.layout,
                 format::seconds(best.step_s),
                 format::percent(slower.abs()),
                 if slower < 0.0 { "less" } else { "more" }
@@ -617,6 +617,8 @@ mod tests {
         answer.plans[1].predicted.step_s = 1.1 * first.step_s;
         let runner_up = Alternative {
             schedule: None,
+            rank_order: None,
+            cp_comm_type: None,
             layout: answer.plans[1].layout,
             recompute: answer.plans[1].recompute.clone(),
             step_s: 1.1 * first.step_s,

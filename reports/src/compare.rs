@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use crate::draw::svg;
+use crate::figures::Named;
 use crate::files::Directory;
 use crate::inputs::Input;
+use crate::plots::Plot;
 use crate::subject::Comparison;
 use crate::{ReportError, figures, findings, html, plots};
 
@@ -19,49 +21,74 @@ pub struct Written {
     pub ops: String,
 }
 
-/// Compares any mix of `plan.json`, output of `plan --json` and run directories: writes
-/// `report.html`, every plot as SVG and PNG, `tables.md` and a CSV a table into `out_dir`, which is
-/// made where it is not there. The same inputs give the same bytes.
+/// Compares any mix of `plan.json`, output of `plan --json` and run directories, and writes what that says into `out_dir`, as
+/// [`Page::write`] does.
 pub fn compare(inputs: &[PathBuf], out_dir: &Path) -> Result<Written, ReportError> {
-    if inputs.is_empty() {
-        return Err(ReportError::NoInputs);
+    Page::of(inputs)?.write(out_dir)
+}
+
+/// What a comparison says, before it is written.
+#[derive(Debug)]
+pub struct Page {
+    findings: Vec<String>,
+    ops: String,
+    html: String,
+    plots: Vec<Plot>,
+    tables: Vec<Named>,
+}
+
+impl Page {
+    /// Reads plans and runs, and puts them side by side.
+    pub fn of(inputs: &[PathBuf]) -> Result<Self, ReportError> {
+        if inputs.is_empty() {
+            return Err(ReportError::NoInputs);
+        }
+        let read: Vec<Input> = inputs
+            .iter()
+            .map(|path| Input::read(path))
+            .collect::<Result<_, _>>()?;
+        let comparison = Comparison::of(read);
+        if comparison.subjects.is_empty() {
+            return Err(ReportError::NoPlans {
+                paths: inputs.iter().map(|p| p.display().to_string()).collect(),
+            });
+        }
+        let findings = findings::of(&comparison);
+        let plots = plots::all(&comparison);
+        let tables = figures::all(&comparison);
+        Ok(Self {
+            html: html::page(&comparison, &findings, &plots, &tables),
+            ops: figures::op_text(&comparison),
+            findings,
+            plots,
+            tables,
+        })
     }
-    let read: Vec<Input> = inputs
-        .iter()
-        .map(|path| Input::read(path))
-        .collect::<Result<_, _>>()?;
-    let comparison = Comparison::of(read);
-    if comparison.subjects.is_empty() {
-        return Err(ReportError::NoPlans {
-            paths: inputs.iter().map(|p| p.display().to_string()).collect(),
-        });
+
+    /// Writes `report.html`, every plot as SVG and PNG, `tables.md` and a CSV a table into `out_dir`, which is made where it
+    /// is not there. The same inputs give the same bytes.
+    pub fn write(self, out_dir: &Path) -> Result<Written, ReportError> {
+        let mut out = Directory::create(out_dir)?;
+        out.text("report.html", &self.html)?;
+        for plot in &self.plots {
+            out.text(&format!("{}.svg", plot.stem), &svg::document(&plot.scene))?;
+            out.png(&format!("{}.png", plot.stem), &plot.scene)?;
+        }
+        let mut markdown = String::from("# Comparison\n\n");
+        for finding in &self.findings {
+            markdown.extend(["- ", finding, "\n"]);
+        }
+        for table in &self.tables {
+            markdown.extend(["\n## ", &table.title, "\n\n", &table.shown.markdown()]);
+            out.text(&format!("{}.csv", table.stem), &table.raw.csv())?;
+        }
+        out.text("tables.md", &markdown)?;
+        Ok(Written {
+            files: out.into_written(),
+            findings: self.findings,
+            ops: self.ops,
+        })
     }
-    let findings = findings::of(&comparison);
-    let plots = plots::all(&comparison);
-    let tables = figures::all(&comparison);
-    let mut out = Directory::create(out_dir)?;
-    out.text(
-        "report.html",
-        &html::page(&comparison, &findings, &plots, &tables),
-    )?;
-    for plot in &plots {
-        out.text(&format!("{}.svg", plot.stem), &svg::document(&plot.scene))?;
-        out.png(&format!("{}.png", plot.stem), &plot.scene)?;
-    }
-    let mut markdown = String::from("# Comparison\n\n");
-    for finding in &findings {
-        markdown.extend(["- ", finding, "\n"]);
-    }
-    for table in &tables {
-        markdown.extend(["\n## ", &table.title, "\n\n", &table.shown.markdown()]);
-        out.text(&format!("{}.csv", table.stem), &table.raw.csv())?;
-    }
-    out.text("tables.md", &markdown)?;
-    Ok(Written {
-        files: out.into_written(),
-        findings,
-        ops: figures::op_text(&comparison),
-    })
 }
 
 #[cfg(test)]

@@ -29,16 +29,6 @@ pub enum ReportError {
         /// The key or line, and what is wrong with it.
         what: String,
     },
-    /// A file of a format that this program does not read.
-    #[error("{path}: version {found}, this program reads version {expected}", path = .path.display())]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// The version in it.
-        found: u32,
-        /// The version that can be read.
-        expected: u32,
-    },
     /// JSON, but nothing that can be compared.
     #[error(
         "{path}: neither a plan.json (key `layout`) nor the output of `plan --json` (key `plans`)",

@@ -2,8 +2,8 @@
 //!
 //! Not for machine-readable files, which keep every digit.
 
-use moefold_planner::choice::RecomputePlan;
-use moefold_planner::plan::{LayoutRecord, Predicted};
+use moefold_planner::choice::{CpComm, RecomputePlan};
+use moefold_planner::plan::{PlannedLayout, Predicted};
 
 /// A number with about three significant digits: `1234`, `123`, `12.3`, `1.23`, `0.0123`.
 pub fn three_digits(value: f64) -> String {
@@ -204,37 +204,14 @@ impl MemoryUnit {
     }
 }
 
-/// A layout in short, degrees of one left out: `TP2 PP8x4 DP4 | EP8 EDP1 | mbs 1`. Attention's grid
-/// comes first, the experts' second; the two are one where no expert axis is used.
-pub fn layout(l: &LayoutRecord) -> String {
-    let mut attention = Vec::new();
-    push_degree(&mut attention, "TP", l.tp);
-    push_degree(&mut attention, "CP", l.cp);
-    if l.vpp > 1 {
-        attention.push(format!("PP{}x{}", l.pp, l.vpp));
-    } else {
-        push_degree(&mut attention, "PP", l.pp);
-    }
-    push_degree(&mut attention, "DP", l.dp);
-    let mut experts = Vec::new();
-    push_degree(&mut experts, "ETP", l.etp);
-    push_degree(&mut experts, "EP", l.ep);
-    push_degree(&mut experts, "EDP", l.edp);
-    if attention.is_empty() {
-        attention.push("1 rank".to_owned());
-    }
-    let mut parts = vec![attention.join(" ")];
-    if !experts.is_empty() {
-        parts.push(experts.join(" "));
-    }
-    parts.push(format!("mbs {}", l.mbs));
+/// A layout in short, with what else places its ranks where that is not the usual: how attention reaches the keys of
+/// others, and how ranks are numbered.
+pub fn planned(plan: &PlannedLayout) -> String {
+    let mut parts = vec![plan.layout.to_string()];
+    let way = plan.cp_comm_type.filter(|way| *way != CpComm::default());
+    parts.extend(way.map(|way| format!("cp {}", way.name())));
+    parts.extend(plan.rank_order.map(|order| order.to_string()));
     parts.join(" | ")
-}
-
-fn push_degree(out: &mut Vec<String>, name: &str, degree: u32) {
-    if degree > 1 {
-        out.push(format!("{name}{degree}"));
-    }
 }
 
 /// What is recomputed in short: `none`, `full`, `moe_act+layernorm`, `full in 12, moe_act in 3 layers`.
@@ -290,33 +267,6 @@ mod tests {
         assert_eq!(percent(-1e-17), "0.0%");
         assert_eq!(signed_percent(-0.034), "-3.4%");
         assert_eq!(signed_percent(0.5), "+50%");
-    }
-
-    #[test]
-    fn golden_layouts() {
-        let folded = LayoutRecord {
-            tp: 2,
-            cp: 1,
-            dp: 4,
-            pp: 8,
-            vpp: 4,
-            ep: 8,
-            etp: 1,
-            edp: 1,
-            mbs: 1,
-            microbatches: 64,
-        };
-        assert_eq!(layout(&folded), "TP2 PP8x4 DP4 | EP8 | mbs 1");
-        let single = LayoutRecord {
-            tp: 1,
-            dp: 1,
-            pp: 1,
-            vpp: 1,
-            ep: 1,
-            mbs: 2,
-            ..folded
-        };
-        assert_eq!(layout(&single), "1 rank | mbs 2");
     }
 
     #[test]

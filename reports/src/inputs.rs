@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use moefold_planner::answer::Answer;
 use moefold_planner::plan::Plan;
-use moefold_profiles::run::{RUN_VERSION, RunSummary, StepRecord};
+use moefold_profiles::run::{RunSummary, StepRecord};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
@@ -143,9 +143,10 @@ fn read_plan(path: &Path) -> Result<Plan, ReportError> {
 }
 
 fn read_summary(path: &Path) -> Result<RunSummary, ReportError> {
-    let text = text_of(path)?;
-    check_version(path, &text, RUN_VERSION)?;
-    parse(path, &text)
+    RunSummary::read(&text_of(path)?).map_err(|what| ReportError::Format {
+        path: path.to_owned(),
+        what,
+    })
 }
 
 fn read_steps(path: &Path) -> Result<Vec<StepRecord>, ReportError> {
@@ -158,23 +159,6 @@ fn read_steps(path: &Path) -> Result<Vec<StepRecord>, ReportError> {
             })
         })
         .collect()
-}
-
-fn check_version(path: &Path, text: &str, expected: u32) -> Result<(), ReportError> {
-    #[derive(Deserialize)]
-    struct Versioned {
-        version: u32,
-    }
-    let found = parse::<Versioned>(path, text)?.version;
-    if found == expected {
-        Ok(())
-    } else {
-        Err(ReportError::Version {
-            path: path.to_owned(),
-            found,
-            expected,
-        })
-    }
 }
 
 fn text_of(path: &Path) -> Result<String, ReportError> {

@@ -25,6 +25,6 @@ mod subject;
 pub mod tables;
 
 pub use answer_text::{plan_table, shortage_table};
-pub use compare::{Written, compare};
+pub use compare::{Page, Written, compare};
 pub use error::ReportError;
 pub use held::peak_text;

@@ -69,6 +69,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         dispatcher: Dispatcher::Alltoall,
         cp_comm_type: None,
         hierarchical_context_parallel_sizes: None,
+        rank_order: None,
         capacity: None,
         recompute: RecomputePlan::default(),
         offload: Offload::NONE,
@@ -140,6 +141,7 @@ fn request(gpus: u32) -> Request {
             global_batch: 256,
         },
         objective: Objective::Throughput,
+        memory_headroom: None,
     }
 }
 
@@ -257,10 +259,13 @@ pub(crate) fn cpu_plan(degrees: [u32; 5], step_s: f64) -> Plan {
                 global_batch: 8,
             },
             objective: Objective::Throughput,
+            memory_headroom: None,
         },
         profiles: Vec::new(),
         alternatives: vec![Alternative {
             schedule: None,
+            rank_order: None,
+            cp_comm_type: None,
             layout: self::layout(4, 8, [1, 1, 1, 2, 1]),
             recompute: RecomputePlan::default(),
             step_s: 1.2 * step_s,

@@ -297,7 +297,7 @@ impl Comparison {
     ) {
         self.subjects.push(Subject {
             name,
-            layout: format::layout(&planned.layout),
+            layout: format::planned(&planned),
             details: String::new(),
             planned,
             setting,
@@ -310,7 +310,7 @@ impl Comparison {
     fn consider(&mut self, candidate: &Candidate, of: &PlannedLayout, profiles: &[ProfileUsed]) {
         let tokens_per_gpu = tokens_of(of);
         self.considered.push(Considered {
-            layout: format::layout(&candidate.layout),
+            layout: candidate.layout.to_string(),
             details: details(candidate),
             peak_gib: candidate.peak_gib,
             tokens_per_s_per_gpu: tokens_per_gpu / candidate.step_s,

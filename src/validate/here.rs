@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
+use moefold_executor::profile::rehearsal::Course;
 use moefold_planner::choice::{Dispatcher, StackName};
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::model::{Model, presets as models};
@@ -177,8 +178,13 @@ impl<'a> Bench<'a> {
     fn trial(&self, repetition: u32, number: usize) -> Result<Trial, Failure> {
         let unmeasured = self.plan(number, &[], None)?;
         let profile = self.folder.join(format!("profile-{repetition}-{number}"));
+        let options = training(self.args.steps, 0);
         let measured = measure(
             std::slice::from_ref(&unmeasured),
+            Course {
+                samples: &self.samples,
+                options: &options,
+            },
             self.args.budget_s,
             self.output,
         )?;
@@ -186,7 +192,6 @@ impl<'a> Bench<'a> {
         let profiled = self.plan(number, &[profile], None)?;
 
         let run = self.run_dir(repetition, number);
-        let options = training(self.args.steps, 0);
         let trained = train_into(&run, &profiled, &self.samples, &options, self.output)?;
         let summary = trained.summary;
         let own = self.plan(number, std::slice::from_ref(&run), None)?;
@@ -197,7 +202,7 @@ impl<'a> Bench<'a> {
         Ok(Trial {
             repetition,
             ranks: LAYOUTS[number].0,
-            layout: format::layout(&profiled.planned.layout),
+            layout: profiled.planned.layout.to_string(),
             measured_step_s: summary.step_s,
             unmeasured_step_s: unmeasured.planned.predicted.step_s,
             profile_step_s: profiled.planned.predicted.step_s,

@@ -64,7 +64,7 @@ fn text(answer: &TunedJson) -> String {
         let layout = |choice: &published::Choice| {
             format!(
                 "{}, {}",
-                format::layout(&choice.layout),
+                choice.layout,
                 format::recompute(&choice.recompute)
             )
         };

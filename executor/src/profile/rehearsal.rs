@@ -1,5 +1,6 @@
-//! Training as a measurement: layouts are run for some steps on random tokens, and what their ops and
-//! collectives took is a profile.
+//! Training as a measurement: layouts are run for some steps, and what their ops and collectives took is a
+//! profile. They train on the user's own data where there are some ([`Course`]), since data and how fast routers
+//! learn decide how evenly tokens go to experts, else on random tokens.
 //!
 //! Nothing else meets what training meets. Some operands are still in a cache, some memory is touched for
 //! the first time. Other ranks run beside, and take turns where cores are too few. The host does something
@@ -29,7 +30,7 @@ use crate::options::{Init, TrainOptions};
 use crate::train;
 use crate::unpriced;
 
-/// Steps of a rehearsal, the first of which warms up.
+/// Steps of a rehearsal, at least and on random tokens at most; the first of them warms up.
 const STEPS: [u64; 2] = [4, 25];
 /// What a core is taken to compute until a step was timed, FLOP/s: the low end of products in f32.
 const ASSUMED_FLOPS: f64 = 20e9;
@@ -47,6 +48,15 @@ pub struct Rehearsal {
     pub layout: LayoutRecord,
 }
 
+/// A training to rehearse as it is to be: the steps that it begins with, as many as there is time for.
+#[derive(Debug, Clone, Copy)]
+pub struct Course<'a> {
+    /// What it trains on, in sequences as long as those of the rehearsals' batches.
+    pub samples: &'a Samples,
+    /// How. Weights are random, whatever this says they begin with; device, trace and checkpoints are no part of it.
+    pub options: &'a TrainOptions,
+}
+
 /// What rehearsals gave.
 #[derive(Debug, Clone)]
 pub struct Rehearsed {
@@ -57,9 +67,10 @@ pub struct Rehearsed {
 }
 
 /// Runs rehearsals on ranks that are threads of this process, within `budget` where each takes no longer
-/// than its share. `done` is called after each.
+/// than its share: of a training of the user's, or on random tokens. `done` is called after each.
 pub fn rehearse(
     rehearsals: &[Rehearsal],
+    course: Option<Course<'_>>,
     device: DeviceSpec,
     budget: Duration,
     done: &dyn Fn(usize),
@@ -72,7 +83,7 @@ pub fn rehearse(
         let left = budget.saturating_sub(began.elapsed());
         let share = left.div_f64((rehearsals.len() - index) as f64);
         if let Some(fitting) = rehearsal.fitting(share) {
-            profiles.push(fitting.run(device, share)?.profile(&environment));
+            profiles.push(fitting.run(course, device, share)?.profile(&environment));
         }
         done(index + 1);
     }
@@ -116,35 +127,69 @@ impl Rehearsal {
     }
 
     /// Trains for as many steps as there is time for: some, to see how long they take, then the rest.
-    fn run(&self, device: DeviceSpec, share: Duration) -> Result<Measurements, Error> {
+    fn run(
+        &self,
+        course: Option<Course<'_>>,
+        device: DeviceSpec,
+        share: Duration,
+    ) -> Result<Measurements, Error> {
         let began = Instant::now();
-        let first = self.train(device, STEPS[0])?;
+        let first = self.train(course, device, STEPS[0])?;
         let left = share.saturating_sub(began.elapsed()).as_secs_f64();
         let step_s = began.elapsed().as_secs_f64() / STEPS[0] as f64;
         let steps = (left / step_s) as u64;
         if steps <= STEPS[0] {
             return Ok(first);
         }
-        self.train(device, steps.min(STEPS[1]))
+        let most = course.map_or(STEPS[1], |course| course.options.steps);
+        self.train(course, device, steps.min(most))
     }
 
-    fn train(&self, device: DeviceSpec, steps: u64) -> Result<Measurements, Error> {
-        let plan = unpriced::planned(&self.model, self.layout);
-        let samples = Samples::random(self.model.vocab_size, &self.batch, steps)?;
+    fn train(
+        &self,
+        course: Option<Course<'_>>,
+        device: DeviceSpec,
+        steps: u64,
+    ) -> Result<Measurements, Error> {
+        let (random, drawn);
+        let Course { samples, options } = match course {
+            Some(course) => course,
+            None => {
+                random = Samples::random(self.model.vocab_size, &self.batch, steps)?;
+                drawn = unpractised(device);
+                Course {
+                    samples: &random,
+                    options: &drawn,
+                }
+            }
+        };
         let options = TrainOptions {
             steps,
-            lr: LearningRate::constant(1e-4),
-            adam: AdamOptions::default(),
-            balancing: Balancing::default(),
-            mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
-            seed: 1,
             init: Init::Random,
             device,
             traced_steps: 0..0,
             save: None,
+            ..options.clone()
         };
-        let trained = train::run(&plan, &self.model, &self.batch, &options, &samples, &|_| ())?;
+        let plan = unpriced::planned(&self.model, self.layout);
+        let trained = train::run(&plan, &self.model, &self.batch, &options, samples, &|_| ())?;
         Ok(trained.measured)
+    }
+}
+
+/// How random tokens are trained on, from which nothing is to be learnt.
+fn unpractised(device: DeviceSpec) -> TrainOptions {
+    TrainOptions {
+        steps: STEPS[1],
+        lr: LearningRate::constant(1e-4),
+        adam: AdamOptions::default(),
+        balancing: Balancing::default(),
+        mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
+        seed: 1,
+        init: Init::Random,
+        device,
+        traced_steps: 0..0,
+        save: None,
     }
 }
 
@@ -190,9 +235,11 @@ fn merged(profiles: Vec<Profile>) -> Option<Profile> {
 
 #[cfg(test)]
 mod tests {
+    use moefold_profiles::Op;
     use moefold_profiles::directory::Taken;
 
     use super::*;
+    use crate::data::{Order, TokenStream};
 
     const ONE_THREAD: DeviceSpec = DeviceSpec::Cpu {
         threads_per_rank: Some(1),
@@ -216,7 +263,9 @@ mod tests {
     fn training_measures_every_op_collective_and_the_host() {
         let both = [rehearsal(), rehearsal()];
         let done = std::cell::Cell::new(0);
-        let rehearsed = rehearse(&both, ONE_THREAD, Duration::from_mins(5), &|n| done.set(n));
+        let rehearsed = rehearse(&both, None, ONE_THREAD, Duration::from_mins(5), &|n| {
+            done.set(n)
+        });
         let rehearsed = rehearsed.expect("trains");
         assert_eq!((rehearsed.left_out, done.get()), (0, 2));
         let profile = rehearsed.profile.expect("there is one");
@@ -244,6 +293,42 @@ mod tests {
         assert!(collectives().all(|sample| !sample.waits.is_empty()));
     }
 
+    /// Where all tokens are one, all go to the same experts: of every grouped product the rows are none or a multiple
+    /// of all tokens of the ranks. Of random tokens they are not.
+    #[test]
+    fn a_course_trains_on_its_own_data() {
+        let rehearsal = rehearsal();
+        let tokens =
+            rehearsal.batch.seq_len * u64::from(rehearsal.layout.mbs * rehearsal.layout.ep);
+        let stream = TokenStream::of_ids("one", vec![5; 1000]);
+        let vocab = rehearsal.model.vocab_size;
+        let samples = Samples::new(stream, rehearsal.batch.seq_len, vocab, Order::TokenStream);
+        let samples = samples.expect("long enough");
+        let options = TrainOptions {
+            steps: STEPS[0],
+            ..unpractised(ONE_THREAD)
+        };
+        let course = Course {
+            samples: &samples,
+            options: &options,
+        };
+        let uneven = |course| {
+            let measured = rehearsal
+                .train(course, ONE_THREAD, STEPS[0])
+                .expect("trains");
+            let rows = measured
+                .samples
+                .iter()
+                .filter_map(|sample| match sample.key {
+                    Key::Op(Op::GroupedGemm { rows, .. }) => Some(rows),
+                    _ => None,
+                });
+            rows.filter(|rows| rows % tokens != 0).count()
+        };
+        assert_eq!(uneven(Some(course)), 0);
+        assert!(uneven(None) > 0);
+    }
+
     #[test]
     fn what_is_too_large_is_cut_down_or_left_out() {
         let whole = rehearsal();
@@ -255,7 +340,8 @@ mod tests {
             .expect("it fits when cut");
         let kinds = two_of_each(&whole.model).len();
         assert!(cut.model.layers.len() <= 2 * kinds && cut.layout.microbatches == 1);
-        let left = rehearse(&[deep], ONE_THREAD, Duration::ZERO, &|_| ()).expect("nothing fails");
+        let left =
+            rehearse(&[deep], None, ONE_THREAD, Duration::ZERO, &|_| ()).expect("nothing fails");
         assert!(left.left_out == 1 && left.profile.is_none());
     }
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use moefold_profiles::directory::{Key, Sample, Taken};
 use moefold_profiles::host::HostCost;
-use moefold_profiles::statistics::median;
+use moefold_profiles::statistics::{median, nearest_half};
 use moefold_profiles::{Op, Profile};
 
 use super::Described;
@@ -113,9 +113,7 @@ fn usual(steps: &[Vec<SampledStep>], step_s: &BTreeMap<u64, f64>, warmup: u64) -
     }
     let settled = step_s.range(first + warmup..).map(|(_, seconds)| *seconds);
     let middle = median(settled.collect()).unwrap_or(0.0);
-    lengths.sort_by(|a, b| f64::total_cmp(&(a.1 - middle).abs(), &(b.1 - middle).abs()));
-    lengths.truncate(lengths.len().div_ceil(2).max(3));
-    lengths.into_iter().map(|(step, _)| step).collect()
+    nearest_half(lengths, middle)
 }
 
 /// What one size took.

@@ -18,9 +18,11 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
 use moefold_kernels::{Device, Tensor};
-use moefold_planner::choice::{CpComm, RecomputePlan, ScheduleName};
+use moefold_planner::choice::{CpComm, RecomputePlan, ScheduleName, StackName};
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
+use moefold_planner::options::SearchOptions;
+use moefold_planner::rules::Rules;
 use serde::Deserialize;
 
 /// How attention reaches the keys of other ranks here.
@@ -58,6 +60,8 @@ pub(crate) struct Fixture {
     pub(crate) samples: Samples,
     /// What it gives time for memory with; nothing, as loaded.
     pub(crate) savers: Savers,
+    /// How ranks are numbered.
+    pub(crate) rank_order: moefold_planner::layout::Order,
     /// Where the weights are; absent, they are random.
     folder: Option<PathBuf>,
 }
@@ -88,6 +92,7 @@ impl Fixture {
             golden,
             samples,
             savers: Savers::default(),
+            rank_order: moefold_planner::layout::Order::default(),
             folder: Some(folder),
         }
     }
@@ -166,9 +171,15 @@ impl Fixture {
     }
 
     pub(crate) fn layout(&self, degrees: &Degrees) -> Layout {
-        let layout = Layout::new(degrees, &self.model, &self.batch()).expect("a legal layout");
         let usual = ScheduleName::of(degrees.pp, degrees.vpp);
-        layout.under(self.savers.schedule.unwrap_or(usual))
+        let options = SearchOptions {
+            schedule: Some(self.savers.schedule.unwrap_or(usual)),
+            order: Some(self.rank_order),
+            cp_comm: Some(self.savers.cp_comm),
+            ..SearchOptions::new(self.batch(), StackName::Moefold)
+        };
+        let rules = Rules::of(&self.model, &options);
+        rules.layout(degrees).expect("a legal layout")
     }
 
     pub(crate) fn options(&self) -> TrainOptions {

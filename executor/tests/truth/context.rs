@@ -30,7 +30,7 @@ pub(crate) const KINDS: [&str; 6] = [
 /// Every legal layout of two to eight ranks with context parallelism of one kind.
 fn contexts(fixture: &Fixture, cp_comm: CpComm) -> Vec<Degrees> {
     let options = SearchOptions {
-        cp_comm,
+        cp_comm: Some(cp_comm),
         ..SearchOptions::new(fixture.batch(), StackName::Moefold)
     };
     let rules = Rules::of(&fixture.model, &options);

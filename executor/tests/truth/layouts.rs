@@ -299,3 +299,24 @@ fn kv_heads(fixture: &Fixture) -> u64 {
         other => panic!("{other:?}"),
     }
 }
+
+/// Pipelines whose stages are neighbours in rank numbers, and replicas apart.
+#[test]
+fn oracle_stages_numbered_before_replicas_equal_one_rank() {
+    const STEPS: u64 = 2;
+    for name in ["mixtral", "qwen3_tied"] {
+        let mut fixture = Fixture::load(name).with_layers(4).with_batch(12);
+        let one = degrees(1, 1, 1, 1, 12);
+        let single = fixture.train(&one, STEPS, &fixture.options());
+        let grads = gradients(&fixture, &one);
+        fixture.rank_order = moefold_planner::layout::Order::DP_LAST;
+        let ep = fixture.model.moe().map_or(1, |_| 2);
+        for degrees in [
+            piped(degrees(4, 1, 1, 1, 3), 2, 1),
+            piped(degrees(8, 2, ep, 3 - ep, 3), 2, 2),
+        ] {
+            compare(&fixture, &single, &degrees, STEPS);
+            compare_gradients(&fixture, &grads, &degrees);
+        }
+    }
+}

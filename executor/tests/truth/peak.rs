@@ -801,7 +801,8 @@ fn planned(
         overlap: Some(fixture.savers.overlap),
         bucket_elements: fixture.savers.bucket_elements,
         zero: fixture.savers.zero,
-        cp_comm: fixture.savers.cp_comm,
+        order: Some(fixture.rank_order),
+        cp_comm: Some(fixture.savers.cp_comm),
         optimizer: fixture.savers.optimizer,
         masters: fixture.savers.masters,
         optimizer_offload: fixture.savers.optimizer_offload,
@@ -905,12 +906,33 @@ fn law_a_plan_says_the_peak_of_every_pipeline_rank() {
 /// Both ends are on one rank: there a tied embedding is one matrix, and the others have none.
 #[test]
 fn law_a_plan_says_the_peak_of_tied_pipelines_that_come_back() {
-    let mut fixture = Fixture::load("qwen3_tied").with_layers(6).with_batch(6);
-    for name in [ScheduleName::ZbV, ScheduleName::VHalf, ScheduleName::VMin] {
+    // Which no number of ranks divides.
+    let mut fixture = Fixture::load("qwen3_tied").with_layers(6).with_batch(7);
+    for name in [
+        ScheduleName::ZbV,
+        ScheduleName::VHalf,
+        ScheduleName::VMin,
+        ScheduleName::DualpipeV,
+    ] {
         fixture.savers.schedule = Some(name);
         for pp in [2, 3] {
             let degrees = piped(degrees(pp, 1, 1, 1, 1), pp, 2);
             check_plan(&fixture, &presets::local(pp), &CPU, &degrees);
+        }
+    }
+}
+
+/// Stages are neighbours in rank numbers, and replicas apart.
+#[test]
+fn law_a_plan_says_the_peak_of_pipelines_numbered_before_replicas() {
+    for fixture in unvarying().into_iter().take(2) {
+        let mut fixture = fixture.with_layers(4).with_batch(8);
+        fixture.rank_order = moefold_planner::layout::Order::DP_LAST;
+        for degrees in [
+            piped(degrees(4, 1, 1, 1, 2), 2, 1),
+            piped(degrees(8, 1, 1, 1, 1), 4, 1),
+        ] {
+            check_plan(&fixture, &presets::local(degrees.gpus), &CPU, &degrees);
         }
     }
 }

@@ -96,7 +96,7 @@ fn options(random: &mut ChaCha8Rng) -> SearchOptions {
             .choose(random)
             .copied()
             .filter(|_| random.random()),
-        cp_comm: *crate::common::WAYS.choose(random).expect("some"),
+        cp_comm: Some(*crate::common::WAYS.choose(random).expect("some")),
         capacity,
         recompute: recompute.map(|words| words.parse::<RecomputePlan>().expect("modules")),
         optimizer: *Optimizer::ALL.choose(random).expect("some"),

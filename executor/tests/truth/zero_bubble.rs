@@ -17,7 +17,12 @@ use crate::recompute;
 /// Schedules of stages in the same places, which run the same on each: one that divides backward passes, and others.
 const ALIKE: [&[ScheduleName]; 2] = [
     &[ScheduleName::ZbH1, ScheduleName::OneFOneB],
-    &[ScheduleName::ZbV, ScheduleName::VHalf, ScheduleName::VMin],
+    &[
+        ScheduleName::ZbV,
+        ScheduleName::VHalf,
+        ScheduleName::VMin,
+        ScheduleName::DualpipeV,
+    ],
 ];
 
 /// Schedules that go there and back.
@@ -125,7 +130,9 @@ fn oracle_divided_backward_passes_equal_one_rank() {
         for (&schedule, degrees) in VEES.iter().zip([
             piped(degrees(3, 1, 1, 1, 2), 3, 2),
             piped(degrees(4, 2, 1, 1, 3), 2, 2),
-            piped(degrees(4, 1, 2, 1, 3), 2, 2),
+            // Three microbatches, which two ranks do not divide.
+            piped(degrees(4, 1, 2, 1, 2), 2, 2),
+            piped(degrees(4, 1, 2, 1, 1), 2, 2),
         ]) {
             // No experts, no ranks of theirs.
             let mut degrees = degrees;

@@ -22,8 +22,8 @@
 //!   to be new enough.
 //! - *Disputed upstream*: whether MTP goes with CP.
 
-use super::PartialDegrees;
 use super::nearest::{Nearest, divisors, multiples, product};
+use super::{Order, PartialDegrees};
 use crate::choice::{
     CpComm, Dispatcher, Graphs, Module, Offload, OffloadModule, ScheduleName, StackName,
 };
@@ -379,6 +379,11 @@ pub enum Illegal {
         "{heads} heads are not divisible by tp times the first of `hierarchical_context_parallel_sizes` = {tp} x {inside}, over which they are exchanged; nearest: without the sizes, which takes as many as divide"
     )]
     HeadsOverLevel { heads: u64, tp: u32, inside: u32 },
+    /// An order that no runtime numbers ranks in.
+    #[error(
+        "`rank_order` {order}: Megatron-LM numbers ranks in tp-cp-ep-dp-pp, or with --use-tp-pp-dp-mapping in tp-cp-ep-pp-dp; nearest: one of them"
+    )]
+    RankOrder { order: Order },
     /// Replicas that cannot be cut into as many parts.
     #[error(
         "`num_distributed_optimizer_instances` {instances} does not divide the {replicas} replicas of {what} (Megatron-Core cuts those of dense parameters, dp * cp, and of experts, edp, alike); nearest: {nearest}"
@@ -495,6 +500,7 @@ impl Illegal {
             Self::HierarchySizes { .. } => "cp_hierarchy_sizes",
             Self::HierarchyAlone { .. } => "cp_hierarchy_alone",
             Self::HeadsOverLevel { .. } => "heads_over_cp_level",
+            Self::RankOrder { .. } => "rank_order",
             Self::Instances { .. } => "optimizer_instances",
             Self::StackInstances { .. } => "stack_optimizer_instances",
             Self::BucketsAlone { .. } => "buckets_without_overlap",
@@ -520,6 +526,10 @@ impl Illegal {
             Self::InterleavedAlone { .. } => pins.pp.is_some(),
             Self::Rows { .. } => pins.cp.is_some() && pins.tp.is_some(),
             Self::CombinedAlone => pins.ep.is_some(),
+            Self::PipelineGroups { .. } => {
+                let all = [pins.tp, pins.cp, pins.ep, pins.etp];
+                all.iter().all(Option::is_some)
+            }
             Self::CombinedStages { .. } => pins.pp.is_some() && pins.vpp.is_some(),
             // Open degrees are 1 here, and may be more.
             Self::Schedule { schedule, pp, vpp } => {

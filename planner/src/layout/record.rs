@@ -1,5 +1,7 @@
 //! [`LayoutRecord`]: the degrees of a layout as files have them.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Layout, PartialDegrees};
@@ -38,23 +40,41 @@ impl LayoutRecord {
             ..PartialDegrees::default()
         }
     }
+}
 
-    /// `TP2 CP1 PP8 VPP4 EP64 ETP1 MBS1`, degrees of one left out but for TP.
-    pub fn in_short(&self) -> String {
-        let mut words = vec![format!("TP{}", self.tp)];
-        for (name, degree) in [
-            ("CP", self.cp),
-            ("PP", self.pp),
-            ("VPP", self.vpp),
-            ("EP", self.ep),
-            ("ETP", self.etp),
-            ("MBS", self.mbs),
-        ] {
-            if degree > 1 {
-                words.push(format!("{name}{degree}"));
-            }
+/// In short, degrees of one left out: `TP2 PP8x4 DP4 | EP8 EDP1 | mbs 1`. Attention's grid comes first, the experts' second;
+/// the two are one where no expert axis is used.
+impl fmt::Display for LayoutRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let degree = |name: &str, degree: u32| (degree > 1).then(|| format!("{name}{degree}"));
+        let in_words = |degrees: &[Option<String>]| {
+            let words: Vec<&str> = degrees.iter().flatten().map(String::as_str).collect();
+            words.join(" ")
+        };
+        let stages = match self.vpp {
+            1 => degree("PP", self.pp),
+            chunks => Some(format!("PP{}x{chunks}", self.pp)),
+        };
+        let attention = in_words(&[
+            degree("TP", self.tp),
+            degree("CP", self.cp),
+            stages,
+            degree("DP", self.dp),
+        ]);
+        let experts = in_words(&[
+            degree("ETP", self.etp),
+            degree("EP", self.ep),
+            degree("EDP", self.edp),
+        ]);
+        if attention.is_empty() {
+            f.write_str("1 rank")?;
+        } else {
+            f.write_str(&attention)?;
         }
-        words.join(" ")
+        if !experts.is_empty() {
+            write!(f, " | {experts}")?;
+        }
+        write!(f, " | mbs {}", self.mbs)
     }
 }
 
@@ -72,5 +92,37 @@ impl From<&Layout> for LayoutRecord {
             mbs: layout.mbs(),
             microbatches: layout.microbatches(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_layouts() {
+        let folded = LayoutRecord {
+            tp: 2,
+            cp: 1,
+            dp: 4,
+            pp: 8,
+            vpp: 4,
+            ep: 8,
+            etp: 1,
+            edp: 1,
+            mbs: 1,
+            microbatches: 64,
+        };
+        assert_eq!(folded.to_string(), "TP2 PP8x4 DP4 | EP8 | mbs 1");
+        let single = LayoutRecord {
+            tp: 1,
+            dp: 1,
+            pp: 1,
+            vpp: 1,
+            ep: 1,
+            mbs: 2,
+            ..folded
+        };
+        assert_eq!(single.to_string(), "1 rank | mbs 2");
     }
 }

@@ -142,7 +142,7 @@ fn infeasible_text(
             "the least memory found of any legal layout is {:.1} GiB ({}), a device has {device_gib:.1} \
              GiB{} (refused: {counts})",
             least.peak_gib,
-            least.layout.in_short(),
+            least.layout,
             if capacity_gib < device_gib {
                 format!(", of which a plan may fill {capacity_gib:.1} (`memory_headroom`)")
             } else {

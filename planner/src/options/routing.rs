@@ -85,9 +85,10 @@ impl Routing {
         let file = |name: &str| Path::new(dir).join(name).display().to_string();
         let (steps, summary) = (file("steps.jsonl"), file("summary.json"));
         let skipped = if Path::new(&summary).is_file() {
-            let found: RunSummary = serde_json::from_str(&text_of(&summary)?)
-                .map_err(|error| refuse(&summary, error.to_string()))?;
-            found.warmup_steps
+            let found = RunSummary::read(&text_of(&summary)?);
+            found
+                .map_err(|problem| refuse(&summary, problem))?
+                .warmup_steps
         } else {
             0
         };

@@ -4,12 +4,14 @@
 
 use std::path::Path;
 
-use moefold_profiles::Dtype;
 use serde_json::Value;
 
-use super::{LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request};
-use crate::choice::{Overlap, RecomputePlan, ScheduleName, StackName};
-use crate::layout::{Degrees, Layout};
+use super::{
+    Alternative, LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request,
+};
+use crate::answer::Candidate;
+use crate::choice::{CpComm, Overlap, RecomputePlan, ScheduleName, StackName};
+use crate::layout::{Degrees, Layout, Order};
 use crate::model::Model;
 use crate::options::SearchOptions;
 use crate::rules::{Rules, schedules};
@@ -39,9 +41,9 @@ impl Place<'_> {
         }
     }
 
-    /// A number that no prediction has.
-    pub(crate) fn prediction(&self, key: &str, found: String, expected: String) -> PlanFileError {
-        PlanFileError::Prediction {
+    /// A number that no plan has.
+    pub(crate) fn value(&self, key: &str, found: String, expected: String) -> PlanFileError {
+        PlanFileError::Value {
             path: self.path.to_owned(),
             key: format!("{}{key}", self.prefix),
             found,
@@ -66,6 +68,23 @@ impl LayoutRecord {
     }
 }
 
+/// What a record says of a layout beside what all of a search have in common.
+struct Claim<'a> {
+    layout: &'a LayoutRecord,
+    schedule: Option<ScheduleName>,
+    /// None where either will do.
+    order: Option<Order>,
+    /// None where any will do.
+    cp_comm: Option<CpComm>,
+    cp_sizes: Option<[u32; 2]>,
+    recompute: &'a RecomputePlan,
+}
+
+/// A schedule whose stages come back, which rules of degrees depend on; whether another goes with the rest comes later.
+fn coming_back(found: &LayoutRecord, schedule: Option<ScheduleName>) -> Option<ScheduleName> {
+    schedule.filter(|name| name.is_vee() && name.goes_with(found.pp, found.vpp))
+}
+
 impl PlannedLayout {
     /// Refuses a plan that no search makes: see the module's documentation.
     pub(crate) fn check(
@@ -74,8 +93,9 @@ impl PlannedLayout {
         model: &Model,
         request: &Request,
     ) -> Result<(), PlanFileError> {
-        let layout = self.prove(place, model, request, &self.layout, &self.recompute)?;
         let pipeline = &self.pipeline;
+        let comes_back = coming_back(&self.layout, Some(pipeline.schedule));
+        let layout = self.prove(place, model, request, &self.claim(comes_back))?;
         let known = schedules(self.stack, layout.pp(), layout.vpp());
         if !known.contains(&pipeline.schedule) {
             let names: Vec<&str> = known.iter().map(|name| name.name()).collect();
@@ -87,13 +107,7 @@ impl PlannedLayout {
         }
         // What the schedule does not go with, after what is wrong whatever it is.
         let schedule = Some(pipeline.schedule);
-        self.prove_under(
-            place,
-            model,
-            request,
-            (&self.layout, schedule),
-            &self.recompute,
-        )?;
+        self.prove(place, model, request, &self.claim(schedule))?;
         let stages = pipeline.stages.len();
         if stages != layout.stages() as usize {
             let expected = format!("{} stages (pp x vpp)", layout.stages());
@@ -141,65 +155,99 @@ impl PlannedLayout {
             if loads.len() != layers {
                 let found = format!("{} entries", loads.len());
                 let expected = format!("{layers}, one for each MoE layer");
-                return Err(place.prediction(&key, found, expected));
+                return Err(place.value(&key, found, expected));
             }
             if let Some(load) = loads.iter().find(|&&load| load > most) {
                 let expected = format!("at most ep = {}", self.layout.ep);
-                return Err(place.prediction(&key, load.to_string(), expected));
+                return Err(place.value(&key, load.to_string(), expected));
             }
         }
         Ok(())
     }
 
-    /// Proves a layout of the same search legal, under what it recomputes: this one, or a runner-up.
-    pub(crate) fn prove(
-        &self,
-        place: &Place<'_>,
-        model: &Model,
-        request: &Request,
-        found: &LayoutRecord,
-        recompute: &RecomputePlan,
-    ) -> Result<Layout, PlanFileError> {
-        self.prove_under(place, model, request, (found, None), recompute)
+    /// What it claims of itself.
+    fn claim(&self, schedule: Option<ScheduleName>) -> Claim<'_> {
+        Claim {
+            layout: &self.layout,
+            schedule,
+            order: Some(self.rank_order.unwrap_or_default()),
+            cp_comm: Some(self.cp_comm()),
+            cp_sizes: self.hierarchical_context_parallel_sizes,
+            recompute: &self.recompute,
+        }
     }
 
-    fn prove_under(
+    /// Proves a runner-up of the same search legal.
+    pub(crate) fn prove_runner_up(
         &self,
         place: &Place<'_>,
         model: &Model,
         request: &Request,
-        (found, schedule): (&LayoutRecord, Option<ScheduleName>),
-        recompute: &RecomputePlan,
+        runner_up: &Alternative,
     ) -> Result<Layout, PlanFileError> {
+        let claim = Claim {
+            layout: &runner_up.layout,
+            schedule: coming_back(&runner_up.layout, runner_up.schedule),
+            order: Some(runner_up.rank_order.unwrap_or_default()),
+            cp_comm: Some(runner_up.cp_comm_type.unwrap_or(self.cp_comm())),
+            // Its own are what its ranks and heads allow.
+            cp_sizes: None,
+            recompute: &runner_up.recompute,
+        };
+        self.prove(place, model, request, &claim)
+    }
+
+    /// Proves a candidate of the same search legal, under some order of ranks and some way to keys.
+    pub(crate) fn prove_candidate(
+        &self,
+        place: &Place<'_>,
+        model: &Model,
+        request: &Request,
+        candidate: &Candidate,
+    ) -> Result<Layout, PlanFileError> {
+        let claim = Claim {
+            layout: &candidate.layout,
+            schedule: coming_back(&candidate.layout, candidate.schedule),
+            order: None,
+            cp_comm: None,
+            cp_sizes: None,
+            recompute: &candidate.recompute,
+        };
+        self.prove(place, model, request, &claim)
+    }
+
+    fn prove(
+        &self,
+        place: &Place<'_>,
+        model: &Model,
+        request: &Request,
+        claim: &Claim<'_>,
+    ) -> Result<Layout, PlanFileError> {
+        let (found, recompute) = (claim.layout, claim.recompute);
+        if let Some(headroom) = request
+            .memory_headroom
+            .filter(|share| !(0.0..1.0).contains(share))
+        {
+            let expected = "a share of memory, from 0 to below 1".to_owned();
+            return Err(place.value("request.memory_headroom", headroom.to_string(), expected));
+        }
         // Where some stages are empty, they were given.
         let stages = u64::from(found.pp) * u64::from(found.vpp);
         let given = stages > model.layers.len() as u64 + 2;
         let stages = given.then(|| self.pipeline.stages.clone().into());
         let options = SearchOptions {
-            schedule,
+            schedule: claim.schedule,
             stages,
-            precision: self.precision,
-            dispatcher: Some(self.dispatcher),
-            cp_comm: self.cp_comm(),
-            cp_sizes: self.hierarchical_context_parallel_sizes,
-            capacity: self.capacity,
+            order: claim.order,
+            cp_comm: claim.cp_comm,
+            cp_sizes: claim.cp_sizes,
             recompute: Some(recompute.clone()),
             offload: Some(self.offload.kept(model, &|layer| recompute.of_layer(layer))),
-            optimizer: self.optimizer,
-            grad_dtype: self.grad_dtype.unwrap_or(Dtype::F32),
-            masters: self.masters.unwrap_or_default(),
-            primary_weights: self.primary_weights.unwrap_or_default(),
-            optimizer_offload: self.optimizer_offload_fraction.unwrap_or_default(),
-            zero: self.zero.unwrap_or_default(),
-            instances: self.optimizer_instances.unwrap_or(1),
             overlap: self.overlap.or(match self.stack {
                 StackName::Megatron => None,
                 StackName::Moefold => Some(Overlap::default()),
             }),
-            graphs: self.cuda_graph.unwrap_or_default(),
-            fp8_attention: self.fp8_attention.unwrap_or(false),
-            bucket_elements: self.bucket_elements,
-            ..SearchOptions::new(request.batch, self.stack)
+            ..self.options(request.batch)
         };
         let layout = Rules::of(model, &options)
             .layout(&found.degrees(request.gpus))
@@ -237,27 +285,26 @@ impl PlannedLayout {
             ..
         } = &self.predicted;
         // Serialized, every number of the record is walked, also those added later.
-        let value = serde_json::to_value(&self.predicted).map_err(|error| {
-            place.prediction("predicted", error.to_string(), "numbers".to_owned())
-        })?;
+        let value = serde_json::to_value(&self.predicted)
+            .map_err(|error| place.value("predicted", error.to_string(), "numbers".to_owned()))?;
         numbers(place, "predicted", &value)?;
         let sum = time_s.total().0;
         if (sum - step_s).abs() > ROUNDING * sum.max(*step_s) {
             let expected = format!("the {step_s} s of predicted.step_s");
             let found = format!("a sum of {sum} s");
-            return Err(place.prediction("predicted.time_s", found, expected));
+            return Err(place.value("predicted.time_s", found, expected));
         }
         if let (Some(low), Some(high)) = (step_s_low, step_s_high)
             && low > high
         {
             let expected = format!("at least the {low} s of predicted.step_s_low");
-            return Err(place.prediction("predicted.step_s_high", high.to_string(), expected));
+            return Err(place.value("predicted.step_s_high", high.to_string(), expected));
         }
         let (found, ranks) = (memory_gib_by_pp_rank.len(), self.layout.pp);
         if found != ranks as usize {
             let expected = format!("{ranks}, one for each pipeline rank");
             let found = format!("{found} entries");
-            return Err(place.prediction("predicted.memory_gib_by_pp_rank", found, expected));
+            return Err(place.value("predicted.memory_gib_by_pp_rank", found, expected));
         }
         Ok(())
     }
@@ -289,5 +336,5 @@ fn numbers(place: &Place<'_>, key: &str, value: &Value) -> Result<(), PlanFileEr
         other => other.to_string(),
     };
     let expected = "a finite number of at least 0".to_owned();
-    Err(place.prediction(key, found, expected))
+    Err(place.value(key, found, expected))
 }

@@ -15,7 +15,7 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 28] = [
+const KEYS: [&str; 29] = [
     "version",
     "layout",
     "pipeline",
@@ -23,6 +23,7 @@ const KEYS: [&str; 28] = [
     "cp_comm_type",
     "hierarchical_context_parallel_sizes",
     "capacity",
+    "rank_order",
     "recompute",
     "offload",
     "precision",
@@ -105,9 +106,9 @@ pub enum PlanFileError {
         /// What it has to be.
         expected: String,
     },
-    /// A size or a predicted number that cannot be one.
+    /// A number that no plan has.
     #[error("{}: {key} is {found}; expected {expected}", path.display())]
-    Prediction {
+    Value {
         /// The file.
         path: PathBuf,
         /// Which.
@@ -183,16 +184,19 @@ impl Plan {
     pub fn layout(&self) -> Result<Layout, Vec<Illegal>> {
         let degrees = self.planned.layout.degrees(self.request.gpus);
         let pipeline = &self.planned.pipeline;
-        let stages = pipeline.stages.len();
-        let layout = Layout::of_stages(&degrees, stages, &self.model, &self.request.batch)?;
-        Ok(layout.under(pipeline.schedule))
+        let staged = (pipeline.schedule, pipeline.stages.len());
+        let layout = Layout::of_stages(&degrees, staged, &self.model, &self.request.batch)?;
+        let (pp, dp, edp) = (layout.pp(), layout.dp(), layout.edp());
+        layout
+            .numbered(self.planned.rank_order.unwrap_or_default())
+            .ok_or_else(|| vec![Illegal::PipelineGroups { pp, dp, edp }])
     }
 
     fn check(&self, path: &Path) -> Result<(), PlanFileError> {
         let place = Place { path, prefix: "" };
         let (planned, model, request) = (&self.planned, &self.model, &self.request);
         model.check().map_err(|broken| {
-            place.prediction(
+            place.value(
                 &format!("model.{}", broken.key),
                 broken.found,
                 broken.expected,
@@ -201,8 +205,7 @@ impl Plan {
         planned.check(&place, model, request)?;
         for (index, runner_up) in self.alternatives.iter().enumerate() {
             let prefix = &format!("alternatives[{index}].");
-            let (layout, recompute) = (&runner_up.layout, &runner_up.recompute);
-            planned.prove(&Place { path, prefix }, model, request, layout, recompute)?;
+            planned.prove_runner_up(&Place { path, prefix }, model, request, runner_up)?;
         }
         Ok(())
     }

@@ -4,11 +4,12 @@
 //! Gathered once from [`SearchOptions`], as [`super::Rules`] gathers the sizes of a model. Choices
 //! that break a rule among themselves are refused with every tuple of degrees.
 
+use super::keys::KeyWays;
 use crate::choice::{
     CpComm, Dispatcher, GraphModule, Masters, Module, Offload, OffloadModule, PrimaryWeights,
     Recompute, RecomputePlan, ScheduleName, StackName, Zero,
 };
-use crate::layout::{Degrees, Illegal};
+use crate::layout::{Degrees, Illegal, Order};
 use crate::model::{Layer, Mixer, Model};
 use crate::options::{PipelineLayout, SearchOptions};
 use crate::stack::Stack;
@@ -17,12 +18,8 @@ use moefold_profiles::{Dtype, Precision};
 /// See the module's documentation. The default demands nothing.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Choices {
-    /// How keys travel, where the stack cuts no sequences of the model that way.
-    uncut: Option<CpComm>,
-    /// Heads of queries and of keys that context-parallel ranks exchange against tokens.
-    exchanged_heads: Vec<u64>,
-    /// Ranks of each level of a hierarchy, and heads that those of the first exchange, where they were given.
-    hierarchy: Option<([u32; 2], Vec<u64>)>,
+    /// How keys may travel.
+    pub(super) keys: KeyWays,
     /// Stages that were given.
     stages: Option<u64>,
     /// The schedule that was given.
@@ -33,6 +30,8 @@ pub(super) struct Choices {
     gathers_layers: bool,
     /// Parts that replicas are cut into.
     instances: u32,
+    /// How ranks are numbered.
+    pub(super) order: Order,
     /// The stack, where forward and backward passes of two microbatches run as one.
     combines: Option<StackName>,
     /// Rules that the choices break among themselves.
@@ -44,29 +43,23 @@ impl Choices {
         let stack = Stack::of(options.stack);
         let stages = options.stages.as_ref();
         Self {
-            uncut: (stack.name() == StackName::Moefold
-                && matches!(options.cp_comm, CpComm::P2p | CpComm::Allgather)
-                && has_windows(model))
-            .then_some(options.cp_comm),
-            exchanged_heads: match options.cp_comm {
-                CpComm::A2a => heads(model),
-                CpComm::P2p | CpComm::Allgather | CpComm::Hierarchical => Vec::new(),
-            },
-            hierarchy: options.cp_sizes.map(|sizes| (sizes, heads(model))),
+            keys: KeyWays::of(model, options),
             stages: stages.map(|given| given.stages().len() as u64),
             schedule: options.schedule,
             without_p2p: stack.pairs_need_overlap()
                 && !options.overlap.unwrap_or(stack.common().overlap).p2p,
             gathers_layers: options.zero == Zero::Fsdp,
             instances: options.instances,
+            order: options.order.unwrap_or_default(),
             combines: (options.overlap.unwrap_or_default().expert_alltoall)
                 .then_some(options.stack),
             broken: broken(model, options, &stack),
         }
     }
 
-    /// Has the layers of so many stages given.
-    pub(super) fn give_stages(&mut self, stages: usize) {
+    /// Has a schedule given, and the layers of so many stages.
+    pub(super) fn give_stages(&mut self, schedule: ScheduleName, stages: usize) {
+        self.schedule = Some(schedule);
         self.stages = Some(stages as u64);
     }
 
@@ -82,27 +75,7 @@ impl Choices {
 
     /// Adds what some degrees break.
     pub(super) fn check(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
-        let (tp, cp) = (d.tp, d.cp);
-        if let Some(cp_comm) = self.uncut.filter(|_| cp > 1) {
-            broken.push(Illegal::UncutAttention { cp_comm, cp });
-        }
-        let divides = |heads: u64| heads.is_multiple_of(u64::from(tp) * u64::from(cp));
-        if let Some(&heads) = self.exchanged_heads.iter().find(|&&heads| !divides(heads))
-            && cp > 1
-        {
-            broken.push(Illegal::HeadsOverCp { heads, tp, cp });
-        }
-        if let Some((sizes, heads)) = self.hierarchy.as_ref().filter(|_| cp > 1) {
-            let [inside, outside] = *sizes;
-            if u64::from(inside) * u64::from(outside) != u64::from(cp) {
-                broken.push(Illegal::HierarchySizes { sizes: *sizes, cp });
-            }
-            let over = u64::from(tp) * u64::from(inside);
-            let uneven = |heads: &&u64| over > 0 && !heads.is_multiple_of(over);
-            if let Some(&heads) = heads.iter().find(uneven).filter(|_| inside > 1) {
-                broken.push(Illegal::HeadsOverLevel { heads, tp, inside });
-            }
-        }
+        self.keys.check(d.tp, d.cp, broken);
         let (pp, vpp) = (d.pp, d.vpp);
         if self.without_p2p && pp == 2 && vpp > 1 {
             broken.push(Illegal::InterleavedPair { vpp });
@@ -118,6 +91,15 @@ impl Choices {
         }
         if self.instances > 1 {
             self.check_instances(d, broken);
+        }
+        if self.order != Order::default() {
+            let [dp, edp] = [[d.tp, d.cp], [d.etp, d.ep]].map(|[a, b]| {
+                let each = u64::from(a) * u64::from(b) * u64::from(pp);
+                u64::from(d.gpus).checked_div(each).unwrap_or(0) as u32
+            });
+            if pp > 1 && dp != edp {
+                broken.push(Illegal::PipelineGroups { pp, dp, edp });
+            }
         }
         if let Some(given) = self.stages
             && given != u64::from(pp) * u64::from(vpp)
@@ -178,7 +160,7 @@ pub(crate) fn undivided(options: &SearchOptions) -> Option<&'static str> {
 }
 
 /// Whether some attention of a model has windows.
-fn has_windows(model: &Model) -> bool {
+pub(super) fn has_windows(model: &Model) -> bool {
     let mut layers = model.layers.iter().chain(&model.mtp);
     layers.any(|layer| matches!(&layer.mixer, Some(Mixer::Gqa(gqa)) if gqa.window.is_some()))
 }
@@ -266,12 +248,20 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         broken.push(Illegal::GatherAlone);
     }
     check_states(options, &mut broken);
-    let cp_comm = options.cp_comm;
-    if cp_comm == CpComm::Hierarchical && name == StackName::Moefold {
+    let keys = KeyWays::of(model, options);
+    if keys.tried() == [CpComm::Hierarchical] && name == StackName::Moefold {
         broken.push(Illegal::StackHierarchy);
     }
-    if options.cp_sizes.is_some() && cp_comm != CpComm::Hierarchical {
+    if let Some(cp_comm) = options.cp_comm
+        && options.cp_sizes.is_some()
+        && cp_comm != CpComm::Hierarchical
+    {
         broken.push(Illegal::HierarchyAlone { cp_comm });
+    }
+    if let Some(order) = options.order
+        && ![Order::PP_LAST, Order::DP_LAST].contains(&order)
+    {
+        broken.push(Illegal::RankOrder { order });
     }
     if options.instances > 1 && name == StackName::Moefold {
         broken.push(Illegal::StackInstances {

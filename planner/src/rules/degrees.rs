@@ -4,6 +4,7 @@
 //! so the distinct sizes that must divide are collected first.
 
 use super::choices::Choices;
+use crate::choice::ScheduleName;
 use crate::layout::nearest::product;
 use crate::layout::{
     Batch, Degrees, Illegal, Layout, MAX_MICROBATCHES, MAX_ROWS, PartialDegrees, grids,
@@ -139,6 +140,7 @@ impl Rules {
         match (grids, microbatches) {
             (Some(replicas), Some(microbatches)) if broken.is_empty() => {
                 let layout = Layout::proven(degrees, replicas, microbatches);
+                let layout = layout.numbered(self.choices.order)?;
                 Some(match self.choices.schedule() {
                     Some(schedule) => layout.under(schedule),
                     None => layout,
@@ -342,9 +344,14 @@ impl Rules {
         if vpp == 1 {
             return;
         }
+        // Those that come back take any number.
+        let schedule = self.choices.schedule();
+        let comes_back = schedule.is_some_and(ScheduleName::is_vee);
         if pp == 1 {
             broken.push(Illegal::InterleavedAlone { vpp });
-        } else if let Some(microbatches) = microbatches.filter(|m| !m.is_multiple_of(pp)) {
+        } else if let Some(microbatches) = microbatches.filter(|m| !m.is_multiple_of(pp))
+            && !comes_back
+        {
             broken.push(Illegal::InterleavedGroups {
                 vpp,
                 microbatches,
@@ -362,15 +369,15 @@ impl Layout {
         Rules::new(model, batch).layout(degrees)
     }
 
-    /// The same where the layers of so many stages are given: any of them may be empty.
+    /// The same under a schedule, where the layers of so many stages are given: any of them may be empty.
     pub fn of_stages(
         degrees: &Degrees,
-        stages: usize,
+        (schedule, stages): (ScheduleName, usize),
         model: &Model,
         batch: &Batch,
     ) -> Result<Self, Vec<Illegal>> {
         let mut rules = Rules::new(model, batch);
-        rules.choices.give_stages(stages);
+        rules.choices.give_stages(schedule, stages);
         rules.layout(degrees)
     }
 }

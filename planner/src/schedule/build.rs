@@ -1,6 +1,6 @@
 //! Writes the actions of each schedule out.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::{Action, Microbatch, Stage};
 use crate::choice::ScheduleName;
@@ -20,10 +20,20 @@ pub(super) enum Pass {
 /// The actions of every rank.
 pub(super) fn ranks(name: ScheduleName, pp: u32, vpp: u32, microbatches: u32) -> Vec<Vec<Action>> {
     let places = name.places(pp, vpp);
+    if name == ScheduleName::DualpipeV {
+        let mut ranks: Vec<Vec<Action>> = (0..pp)
+            .map(|rank| {
+                let passes = doubled(places, rank, microbatches).into_iter();
+                with_messages(passes, rank, places, microbatches)
+            })
+            .collect();
+        receive_as_sent(&mut ranks, places);
+        return ranks;
+    }
     if name.is_vee() {
         let ranks = (0..).zip(there_and_back(name, places, microbatches));
         return ranks
-            .map(|(rank, passes)| with_messages(passes.into_iter(), rank, places, microbatches))
+            .map(|(rank, passes)| with_messages(passes, rank, places, microbatches))
             .collect();
     }
     (0..pp)
@@ -42,9 +52,13 @@ pub(super) fn passes(
     microbatches: u32,
     rank: u32,
 ) -> Vec<Pass> {
+    if name == ScheduleName::DualpipeV {
+        return doubled(name.places(pp, vpp), rank, microbatches);
+    }
     if name.is_vee() {
         let mut ranks = there_and_back(name, name.places(pp, vpp), microbatches);
-        return ranks.swap_remove(rank as usize);
+        let own = ranks.nth(rank as usize).expect("a rank of the pipeline");
+        return own.collect();
     }
     around(name, pp, vpp, microbatches, rank).collect()
 }
@@ -99,7 +113,7 @@ fn around(
             );
             2 * behind + u64::from(vpp - 1) * u64::from(pp) + 1
         }
-        ScheduleName::ZbV | ScheduleName::VHalf | ScheduleName::VMin => {
+        ScheduleName::ZbV | ScheduleName::VHalf | ScheduleName::VMin | ScheduleName::DualpipeV => {
             unreachable!("stages that come back have passes of their own")
         }
     }
@@ -141,6 +155,161 @@ fn around(
     let drain = (total - ahead..total).flat_map(backward);
     let left = (total - later.unwrap_or(0).min(total)..total).map(weight);
     warm_up.chain(steady).chain(drain).chain(left)
+}
+
+/// The passes of a rank in order, where both stages of a V take turns.
+///
+/// What is counted are passes of at least `2 pp` microbatches; of those that are not there none is written, and the rest
+/// keeps its order, for a pass needs none of another microbatch.
+fn doubled(places: Places, rank: u32, microbatches: u32) -> Vec<Pass> {
+    let (pp, behind) = (places.pp(), places.pp() - 1 - rank);
+    let counted = microbatches.max(pp.saturating_mul(2));
+    let mut turns = Turns {
+        stages: [0, 1].map(|chunk| Stage(places.stage_of(rank, chunk))),
+        forward: [0; 2],
+        backward: [0; 2],
+        waiting: VecDeque::new(),
+        microbatches,
+        passes: Vec::new(),
+    };
+    let [down, back] = [0, 1];
+    (0..2 * behind).for_each(|_| turns.forward(down));
+    for _ in 0..=rank {
+        turns.forward(down);
+        turns.forward(back);
+    }
+    for _ in 0..behind {
+        turns.backward(back);
+        turns.forward(back);
+    }
+    for _ in 0..counted - 2 * pp + rank + 1 {
+        for [first, second] in [[down, back], [back, down]] {
+            turns.forward(first);
+            turns.backward(second);
+        }
+    }
+    for _ in 0..behind {
+        turns.backward(back);
+        turns.forward(back);
+        turns.backward(down);
+    }
+    // As many whole as leave gradients of weights.
+    for number in 0..2 * (rank + 1) {
+        let chunk = [back, down][number as usize % 2];
+        if number <= rank {
+            turns.backward(chunk);
+        } else {
+            turns.backward_input(chunk);
+        }
+    }
+    for _ in 0..behind {
+        turns.backward_weight();
+        turns.backward_input(down);
+    }
+    (0..=rank).for_each(|_| turns.backward_weight());
+    assert_eq!([turns.forward, turns.backward], [[counted; 2]; 2]);
+    assert!(turns.waiting.is_empty(), "no gradient of weights is left");
+    turns.passes
+}
+
+/// What a rank whose stages take turns has done.
+struct Turns {
+    stages: [Stage; 2],
+    /// Microbatches that have begun, by chunk.
+    forward: [u32; 2],
+    /// Microbatches that have come back, by chunk.
+    backward: [u32; 2],
+    /// Chunks and microbatches whose gradients of weights are left.
+    waiting: VecDeque<(usize, u32)>,
+    /// Those that are there.
+    microbatches: u32,
+    passes: Vec<Pass>,
+}
+
+impl Turns {
+    fn push(&mut self, number: u32, pass: Pass) {
+        if number < self.microbatches {
+            self.passes.push(pass);
+        }
+    }
+
+    fn forward(&mut self, chunk: usize) {
+        let number = self.forward[chunk];
+        self.forward[chunk] += 1;
+        self.push(
+            number,
+            Pass::Forward(self.stages[chunk], Microbatch(number)),
+        );
+    }
+
+    fn backward_input(&mut self, chunk: usize) {
+        let number = self.backward[chunk];
+        self.backward[chunk] += 1;
+        self.waiting.push_back((chunk, number));
+        self.push(
+            number,
+            Pass::BackwardInput(self.stages[chunk], Microbatch(number)),
+        );
+    }
+
+    /// The gradients of weights that wait longest.
+    fn backward_weight(&mut self) {
+        let (chunk, number) = self.waiting.pop_front().expect("some are left");
+        self.push(
+            number,
+            Pass::BackwardWeight(self.stages[chunk], Microbatch(number)),
+        );
+    }
+
+    /// Both parts, where none are left before them.
+    fn backward(&mut self, chunk: usize) {
+        self.backward_input(chunk);
+        self.backward_weight();
+    }
+}
+
+/// Has every rank receive what another sends it in the order in which that sends it: before a message all that was sent
+/// before, which then waits for its pass. Else two ranks could wait for each other, where messages of a rank leave one
+/// after the other.
+fn receive_as_sent(ranks: &mut [Vec<Action>], places: Places) {
+    let mut sent: BTreeMap<(u32, u32), VecDeque<Action>> = BTreeMap::new();
+    for (from, actions) in (0..).zip(ranks.iter()) {
+        for received in actions.iter().filter_map(|action| action.received_as()) {
+            let stage = received.stage().expect("a message is of a stage");
+            let line = sent.entry((from, places.rank_of(stage.0))).or_default();
+            line.push_back(received);
+        }
+    }
+    for (rank, actions) in (0..).zip(ranks.iter_mut()) {
+        let mut early = Vec::new();
+        let mut ordered = Vec::with_capacity(actions.len());
+        for &action in actions.iter() {
+            let from = match action {
+                Action::RecvActivation(Stage(s), _) => places.rank_of(s - 1),
+                Action::RecvGradient(Stage(s), _) => places.rank_of(s + 1),
+                _ => {
+                    ordered.push(action);
+                    continue;
+                }
+            };
+            if let Some(there) = early.iter().position(|known| *known == action) {
+                early.swap_remove(there);
+                continue;
+            }
+            let line = sent
+                .get_mut(&(from, rank))
+                .expect("what is received is sent");
+            loop {
+                let next = line.pop_front().expect("what is received is sent");
+                ordered.push(next);
+                if next == action {
+                    break;
+                }
+                early.push(next);
+            }
+        }
+        *actions = ordered;
+    }
 }
 
 /// Slots from one microbatch to the next: a rank's passes of one.
@@ -186,6 +355,42 @@ fn slots(back: u64, pp: u64, rank: u64) -> [u64; 6] {
     [taken[0], taken[1], taken[2], taken[3], taken[4], taken[5]]
 }
 
+/// The passes of a rank in the order of their slots, each with its slot.
+fn in_slots(
+    name: ScheduleName,
+    places: Places,
+    rank: u32,
+    microbatches: u32,
+) -> impl Iterator<Item = (u64, Pass)> {
+    let slots = slots(back(name), places.pp().into(), rank.into());
+    let [first, second] = [0, 1].map(|chunk| Stage(places.stage_of(rank, chunk)));
+    let last = slots.into_iter().max().unwrap_or(0) + PERIOD * u64::from(microbatches - 1);
+    (0..=last).filter_map(move |slot| {
+        // One of the six is in any slot, once the first microbatch has come to it and until the last has.
+        let kind = slots.iter().position(|own| own % PERIOD == slot % PERIOD)?;
+        let number = slot.checked_sub(slots[kind])? / PERIOD;
+        if number >= u64::from(microbatches) {
+            return None;
+        }
+        let m = Microbatch(number as u32);
+        let passes = [
+            Pass::Forward(first, m),
+            Pass::Forward(second, m),
+            Pass::BackwardInput(second, m),
+            Pass::BackwardInput(first, m),
+            Pass::BackwardWeight(second, m),
+            Pass::BackwardWeight(first, m),
+        ];
+        Some((slot, passes[kind]))
+    })
+}
+
+/// The slot of the last forward pass of a rank.
+fn last_forward(name: ScheduleName, places: Places, rank: u32, microbatches: u32) -> u64 {
+    let slots = slots(back(name), places.pp().into(), rank.into());
+    slots[0].max(slots[1]) + PERIOD * u64::from(microbatches - 1)
+}
+
 /// What a rank is to do, in order.
 struct Program {
     /// Until its last forward pass.
@@ -199,30 +404,13 @@ struct Program {
 impl Program {
     /// The order of slots.
     fn of(name: ScheduleName, places: Places, rank: u32, microbatches: u32) -> Self {
-        let slots = slots(back(name), places.pp().into(), rank.into());
-        let [first, second] = [0, 1].map(|chunk| Stage(places.stage_of(rank, chunk)));
-        let mut all: Vec<(u64, Pass)> = (0..microbatches)
-            .flat_map(|number| {
-                let m = Microbatch(number);
-                let passes = [
-                    Pass::Forward(first, m),
-                    Pass::Forward(second, m),
-                    Pass::BackwardInput(second, m),
-                    Pass::BackwardInput(first, m),
-                    Pass::BackwardWeight(second, m),
-                    Pass::BackwardWeight(first, m),
-                ];
-                let at = move |slot: u64| slot + PERIOD * u64::from(number);
-                slots.map(at).into_iter().zip(passes)
-            })
-            .collect();
-        all.sort_unstable_by_key(|(slot, _)| *slot);
-        let is_forward = |(_, pass): &(u64, Pass)| matches!(pass, Pass::Forward(..));
-        let last = all.iter().rposition(is_forward).expect("a microbatch");
-        let rest = all.split_off(last + 1).into_iter().map(|(_, pass)| pass);
+        let last = last_forward(name, places, rank, microbatches);
+        let all = in_slots(name, places, rank, microbatches);
+        let (steady, rest): (Vec<_>, Vec<_>) = all.partition(|(slot, _)| *slot <= last);
+        let rest = rest.into_iter().map(|(_, pass)| pass);
         let (weights, inputs) = rest.partition(|pass| matches!(pass, Pass::BackwardWeight(..)));
         Self {
-            steady: all.into_iter().map(|(_, pass)| pass).collect(),
+            steady: steady.into_iter().map(|(_, pass)| pass).collect(),
             inputs,
             weights,
         }
@@ -238,13 +426,44 @@ impl Program {
     }
 }
 
-/// The passes of every rank in order, where stages go there and back as a V: from a run in which each takes one slot.
+/// Groups of `pp` microbatches after which what is left behind the last forward pass is the same of any more: the ranks
+/// run in step after one.
+const SETTLED: u32 = 2;
+
+/// The passes of every rank in order, where stages go there and back as a V.
 ///
 /// A microbatch has a pass of each kind on either stage of a rank, six in all, and each rank is given six slots for them
 /// that differ modulo six: so all microbatches run in the same pattern, six slots behind each other, and no two passes
 /// meet. A pass comes after what it needs, so the order of slots ends on every rank. Both stages of the last rank follow
 /// each other at once.
-fn there_and_back(name: ScheduleName, places: Places, microbatches: u32) -> Vec<Vec<Pass>> {
+///
+/// Until its last forward pass a rank goes by its slots. What comes behind is taken from a run in which each pass takes
+/// one slot, of few microbatches: that of more is the same, of as many later ones.
+fn there_and_back(
+    name: ScheduleName,
+    places: Places,
+    microbatches: u32,
+) -> impl Iterator<Item = impl Iterator<Item = Pass>> {
+    let few = microbatches.min(places.pp().saturating_mul(SETTLED));
+    let more = microbatches - few;
+    let behind = behind_forwards(name, places, few);
+    (0..).zip(behind).map(move |(rank, behind)| {
+        let last = last_forward(name, places, rank, microbatches);
+        let steady = in_slots(name, places, rank, microbatches);
+        let steady = steady.take_while(move |(slot, _)| *slot <= last);
+        let later = move |pass: Pass| match pass {
+            Pass::BackwardInput(s, m) => Pass::BackwardInput(s, Microbatch(m.0 + more)),
+            Pass::BackwardWeight(s, m) => Pass::BackwardWeight(s, Microbatch(m.0 + more)),
+            _ => unreachable!("backward passes are divided"),
+        };
+        steady
+            .map(|(_, pass)| pass)
+            .chain(behind.into_iter().map(later))
+    })
+}
+
+/// What every rank runs behind its last forward pass, in order: from a run in which each pass takes one slot.
+fn behind_forwards(name: ScheduleName, places: Places, microbatches: u32) -> Vec<Vec<Pass>> {
     let program = |rank| Program::of(name, places, rank, microbatches);
     let mut programs: Vec<Program> = (0..places.pp()).map(program).collect();
     let mut order: Vec<Vec<Pass>> = programs.iter().map(|_| Vec::new()).collect();
@@ -257,6 +476,7 @@ fn there_and_back(name: ScheduleName, places: Places, microbatches: u32) -> Vec<
     for slot in 0.. {
         let before = left;
         for (program, order) in programs.iter_mut().zip(&mut order) {
+            let is_behind = program.steady.is_empty();
             let pass = program.next(|pass| match *pass {
                 Pass::Forward(Stage(0), _) => true,
                 Pass::Forward(s, m) => there[number(s.0 - 1, m)] <= slot,
@@ -271,7 +491,7 @@ fn there_and_back(name: ScheduleName, places: Places, microbatches: u32) -> Vec<
                 _ => {}
             }
             left -= u64::from(pass.is_some());
-            order.extend(pass);
+            order.extend(pass.filter(|_| is_behind));
         }
         if left == 0 {
             break;
@@ -387,6 +607,32 @@ mod tests {
         }
     }
 
+    /// What is behind the last forward pass of many microbatches is that of few, of as many later ones: the whole run says so.
+    #[test]
+    fn law_many_microbatches_end_as_few_do() {
+        for (name, pp) in NAMES
+            .into_iter()
+            .flat_map(|name| (2..=16).map(move |pp| (name, pp)))
+        {
+            let places = name.places(pp, 2);
+            for microbatches in [1, pp, 2 * pp, 2 * pp + 1, 3 * pp - 1, 5 * pp + 3] {
+                let whole = behind_forwards(name, places, microbatches);
+                let found = there_and_back(name, places, microbatches);
+                for (found, whole) in found.zip(whole) {
+                    let found: Vec<Pass> = found.collect();
+                    assert_eq!(found.len() as u64, PERIOD * u64::from(microbatches));
+                    assert!(found.ends_with(&whole), "{name:?} {pp} {microbatches}");
+                    let is_forward = |pass: &Pass| matches!(pass, Pass::Forward(..));
+                    let before = found.len() - whole.len();
+                    assert!(
+                        is_forward(&found[before - 1]),
+                        "{name:?} {pp} {microbatches}"
+                    );
+                }
+            }
+        }
+    }
+
     #[test]
     fn golden_trivial_schedule_has_no_messages() {
         let ranks = ranks(ScheduleName::None, 1, 1, 2);
@@ -408,11 +654,62 @@ mod tests {
     fn pipelines() -> impl Iterator<Item = (ScheduleName, [u32; 3])> {
         let sizes = (2..=6).flat_map(|pp| (1..=3).map(move |vpp| [pp, vpp]));
         sizes.flat_map(|[pp, vpp]| {
-            let groups = if vpp == 1 { 1 } else { pp };
-            let sizes = (1..=7).map(move |count| [pp, vpp, count * groups]);
-            ScheduleName::all_of(pp, vpp)
-                .flat_map(move |name| sizes.clone().map(move |s| (name, s)))
+            ScheduleName::all_of(pp, vpp).flat_map(move |name| {
+                let groups = if vpp == 1 || name.is_vee() { 1 } else { pp };
+                (1..=7).map(move |count| (name, [pp, vpp, count * groups]))
+            })
         })
+    }
+
+    /// Stages that take turns, of more ranks and of any number of microbatches.
+    fn turns() -> impl Iterator<Item = (ScheduleName, [u32; 3])> {
+        let sizes = (2..=16).flat_map(|pp| (1..=2 * pp + 3).map(move |m| [pp, 2, m]));
+        sizes.map(|sizes| (ScheduleName::DualpipeV, sizes))
+    }
+
+    /// No more than one message waits for a later pass.
+    #[test]
+    fn law_stages_that_take_turns_receive_one_message_early_at_most() {
+        for (name, [pp, vpp, microbatches]) in turns() {
+            let places = name.places(pp, vpp);
+            for actions in ranks(name, pp, vpp, microbatches) {
+                let mut there = 0_u32;
+                for action in actions {
+                    match action {
+                        Action::RecvActivation(..) | Action::RecvGradient(..) => there += 1,
+                        Action::Forward(s, _) => there -= u32::from(places.is_received(s.0)),
+                        Action::BackwardInput(s, _) => there -= u32::from(places.is_sent(s.0)),
+                        _ => {}
+                    }
+                    assert!(there <= 2, "{pp} {microbatches}");
+                }
+                assert_eq!(there, 0, "{pp} {microbatches}");
+            }
+        }
+    }
+
+    /// The orders of both ranks of two, as DualPipeV runs them: F and B of the first stage and f and b of the second, with
+    /// gradients of weights (`'`) at once but at the end.
+    #[test]
+    fn golden_stages_that_take_turns() {
+        let words = |rank: u32| -> Vec<String> {
+            let places = ScheduleName::DualpipeV.places(2, 2);
+            let word = |pass: Pass| match pass {
+                Pass::Forward(s, m) => format!("{}{}", if s.0 < 2 { "F" } else { "f" }, m.0),
+                Pass::BackwardInput(s, m) => format!("{}{}", if s.0 < 2 { "B" } else { "b" }, m.0),
+                Pass::BackwardWeight(s, m) => {
+                    format!("{}{}'", if s.0 < 2 { "B" } else { "b" }, m.0)
+                }
+                other => unreachable!("{other:?}"),
+            };
+            doubled(places, rank, 4).into_iter().map(word).collect()
+        };
+        let first =
+            "F0 F1 F2 f0 b0 b0' f1 F3 b1 b1' f2 B0 B0' b2 b2' f3 B1 B1' b3 b3' B2 B2' B3 B3'";
+        assert_eq!(words(0).join(" "), first);
+        let last =
+            "F0 f0 F1 f1 F2 b0 b0' f2 B0 B0' F3 b1 b1' f3 B1 B1' b2 b2' B2 B2' b3 B3 b3' B3'";
+        assert_eq!(words(1).join(" "), last);
     }
 
     /// A message as its receiver takes it, its direction, and the ranks that send and receive it.
@@ -437,7 +734,7 @@ mod tests {
     fn law_messages_are_received_in_the_order_they_are_sent_in() {
         use std::collections::BTreeMap;
 
-        for (name, [pp, vpp, microbatches]) in pipelines() {
+        for (name, [pp, vpp, microbatches]) in pipelines().chain(turns()) {
             let mut order: [BTreeMap<_, Vec<Action>>; 2] = Default::default();
             let places = name.places(pp, vpp);
             for action in ranks(name, pp, vpp, microbatches).into_iter().flatten() {
@@ -456,7 +753,7 @@ mod tests {
     /// messages of a rank may leave one after the other, each once the one before it is received.
     #[test]
     fn law_ranks_whose_messages_wait_for_each_other_come_to_the_end() {
-        for (name, [pp, vpp, microbatches]) in pipelines() {
+        for (name, [pp, vpp, microbatches]) in pipelines().chain(turns()) {
             let places = name.places(pp, vpp);
             let ranks = ranks(name, pp, vpp, microbatches);
             let mut done = vec![0; pp as usize];

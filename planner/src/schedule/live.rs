@@ -159,6 +159,8 @@ mod tests {
                 (ScheduleName::ZbV, 2 * pp),
                 (ScheduleName::VHalf, pp + 3),
                 (ScheduleName::VMin, (2 * pp + 8) / 3),
+                // One chunk more than half of what there is (arXiv 2412.19437, table 2: `PP + 1` of twice as many ranks).
+                (ScheduleName::DualpipeV, 2 * pp + 1),
             ] {
                 let found = in_flight(name, pp, 2, 5 * pp);
                 let fullest = *found.iter().max().expect("a rank");
@@ -168,6 +170,7 @@ mod tests {
             }
         }
         assert_eq!(in_flight(ScheduleName::ZbV, 4, 2, 16), [8; 4]);
+        assert_eq!(in_flight(ScheduleName::DualpipeV, 4, 2, 16), [9; 4]);
         assert_eq!(
             in_flight(ScheduleName::VHalf, 8, 2, 32).iter().max(),
             Some(&11)
@@ -186,12 +189,14 @@ mod tests {
                 let names = ScheduleName::all_of(pp, vpp);
                 let sizes = names.flat_map(|name| (1..=9).map(move |groups| (name, groups)));
                 for (name, groups) in sizes {
-                    let schedule = Schedule::new(name, pp, vpp, groups * pp);
+                    let odd = u32::from(name.is_vee() && groups > 4);
+                    let microbatches = groups * pp + odd;
+                    let schedule = Schedule::new(name, pp, vpp, microbatches);
                     for (rank, seed) in (0..pp).flat_map(|r| (1..4).map(move |s| (r, s))) {
                         let bytes = |s: Stage| Bytes(u64::from(s.0 * 37 * seed % 11 + 1));
                         assert_eq!(
                             schedule.peak_live(rank, bytes),
-                            peak_live(name, (pp, vpp), groups * pp, rank, bytes),
+                            peak_live(name, (pp, vpp), microbatches, rank, bytes),
                             "pp {pp} vpp {vpp} groups {groups} rank {rank}"
                         );
                     }

@@ -231,6 +231,9 @@ mod tests {
                 for groups in (1..=3).filter(|_| pp > 1) {
                     for name in ScheduleName::all_of(pp, vpp) {
                         check(Schedule::new(name, pp, vpp, groups * pp));
+                        if name.is_vee() {
+                            check(Schedule::new(name, pp, vpp, groups * pp - 1));
+                        }
                     }
                 }
             }

@@ -328,7 +328,7 @@ mod tests {
                     let running = [Running::Forward, Running::Backward, Running::Weight][running];
                     let own = if running == Running::Weight { &mut kept } else { &mut live };
                     own[chunk] = own[chunk].max(1);
-                    Occupancy { live, kept, chunk, running, sent: 0 }
+                    Occupancy { live, kept, chunk, running, messages: 0 }
                 })
                 .collect();
             let room: Vec<i64> = moments.iter().map(|moment| moment.4).collect();

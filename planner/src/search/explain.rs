@@ -41,6 +41,10 @@ pub(crate) fn alternative(winner: &Priced, priced: &Priced, objective: Objective
         layout: plan.layout,
         recompute: plan.recompute.clone(),
         schedule: plan.pipeline.schedule.chosen(),
+        rank_order: plan.rank_order,
+        cp_comm_type: plan
+            .cp_comm_type
+            .filter(|way| *way != winner.plan.cp_comm()),
         step_s: own.step_s,
         peak_gib: own.peak_gib,
         why,

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
-use crate::choice::{Dispatcher, ScheduleName};
+use crate::choice::{CpComm, Dispatcher, ScheduleName};
 use crate::layout::Layout;
 use crate::local::Local;
 use crate::memory;
@@ -172,8 +172,8 @@ impl Passes {
 /// What the degrees of attention decide.
 #[derive(Debug)]
 struct Attention {
-    /// Mixers, by kind of layer.
-    mixers: Vec<Passes>,
+    /// Mixers, by way to the keys of other ranks and by kind of layer.
+    mixers: Vec<Vec<Passes>>,
     /// The embedding, and the head where it has no experts.
     ends: Vec<Passes>,
 }
@@ -224,20 +224,25 @@ impl Works {
             attention: each(attention, |layout| Attention::new(question, layout)),
             feed_forward: each(feed_forward, |layout| {
                 let dispatchers = question.dispatchers_for(layout.ep(), layout.etp());
-                let under = |&dispatcher| blocks(question, layout, dispatcher, Block::FeedForward);
+                // Which knows no keys.
+                let way = CpComm::default();
+                let under =
+                    |&dispatcher| blocks(question, layout, (dispatcher, way), Block::FeedForward);
                 dispatchers.iter().map(under).collect()
             }),
             layers,
         }
     }
 
-    /// The work of a layout's shape, by dispatcher: no more than [`Shape::work`] of it.
+    /// The work of a layout's shapes, in their order: no more than [`Shape::work`] of it.
     pub(crate) fn of(&self, question: &Question<'_>, layout: &Layout) -> Vec<ShapeWork> {
         let attention = &self.attention[&attention_key(layout)];
         let each = &self.feed_forward[&feed_forward_key(question, layout)];
-        each.iter()
-            .map(|blocks| {
-                let both = attention.mixers.iter().zip(blocks);
+        let shapes = attention.mixers.iter();
+        let shapes = shapes.flat_map(|mixers| each.iter().map(move |blocks| (mixers, blocks)));
+        shapes
+            .map(|(mixers, blocks)| {
+                let both = mixers.iter().zip(blocks);
                 let both = both.map(|(mixer, block)| mixer.with(*block, question));
                 let ends = attention.ends.iter();
                 ShapeWork::of(
@@ -265,14 +270,14 @@ fn each<K: Ord + Send, T: Send>(
 fn blocks(
     question: &Question<'_>,
     layout: &Layout,
-    dispatcher: Dispatcher,
+    wires: (Dispatcher, CpComm),
     block: Block,
 ) -> Vec<Passes> {
     let timed = question.timed(layout);
-    let groups = question.layer_groups(layout);
+    let groups = question.layer_groups(layout, wires.1);
     let each = question.distinct.iter().zip(&timed);
     each.map(|(distinct, local)| {
-        let setting = question.setting(layout, dispatcher, local, &groups);
+        let setting = question.setting(layout, wires, local, &groups);
         let lowered = question.runtime.block(&setting, distinct.layer, block);
         Passes::of(question, &lowered)
     })
@@ -283,19 +288,23 @@ impl Attention {
     fn new(question: &Question<'_>, layout: &Layout) -> Self {
         let dispatcher = question.dispatchers[0];
         let timed = question.timed(layout);
-        let groups = question.layer_groups(layout);
+        // Ends of the model have no keys.
+        let ends = (dispatcher, CpComm::default());
+        let groups = question.layer_groups(layout, ends.1);
         let [.., embedding, head] = timed.as_slice() else {
             unreachable!("the ends of the model are among its pieces")
         };
         let end = |(piece, local): (Piece<'_>, &Local)| {
-            let setting: Setting<'_> = question.setting(layout, dispatcher, local, &groups);
+            let setting: Setting<'_> = question.setting(layout, ends, local, &groups);
             let lowered = question.runtime.work(&setting, piece, &[]);
             Passes::of(question, &lowered)
         };
         // Depths of multi-token prediction, which are the head's, have experts.
         let head = question.model.mtp.is_empty().then_some((Piece::Head, head));
+        let ways = question.keys.legal(layout.tp(), layout.cp());
+        let mixers = ways.map(|way| blocks(question, layout, (dispatcher, way), Block::Mixer));
         Self {
-            mixers: blocks(question, layout, dispatcher, Block::Mixer),
+            mixers: mixers.collect(),
             ends: [(Piece::Embedding, embedding)]
                 .into_iter()
                 .chain(head)

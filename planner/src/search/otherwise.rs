@@ -27,15 +27,15 @@ pub(crate) fn routing(question: &Question<'_>, found: &Found<'_>) -> Option<Plan
     })
 }
 
-/// The candidate's layout, dispatcher, split and recompute sets, priced under a routing.
+/// The candidate's layout, dispatcher, way to keys, split and recompute sets, priced under a routing.
 fn outcome<'a>(question: &Question<'a>, found: &Found<'_>, routing: Assumption<'a>) -> Outcome {
     let (layout, chosen) = (found.unit.layout, found.choice());
     let question = &question.under(routing).of(chosen.sets);
     let shapes = Shape::under(question, layout, &question.sets);
     let shape = shapes
         .iter()
-        .find(|shape| shape.dispatcher == chosen.shape.dispatcher)
-        .expect("the same dispatchers are tried");
+        .find(|shape| shape.wires() == chosen.shape.wires())
+        .expect("the same are tried");
     let shape = &shape.held_under(question, layout, found.schedule);
     let case = Case {
         question,

@@ -10,7 +10,7 @@ use super::recompute::Sets;
 use super::shape::{Question, Shape};
 use crate::choice::{CpComm, Masters, Overlap, PrimaryWeights, ScheduleName, StackName, Zero};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
-use crate::layout::Layout;
+use crate::layout::{Layout, Order};
 use crate::model::count;
 use crate::plan::{Confidence, LayoutRecord, Pipeline, PlannedLayout, Predicted};
 use crate::price::{self, Breakdown, BusyByStem};
@@ -90,14 +90,15 @@ pub(crate) fn planned(
             stages: choice.split.stages.clone(),
         },
         dispatcher: choice.shape.dispatcher,
-        cp_comm_type: (layout.cp() > 1).then_some(options.cp_comm),
+        cp_comm_type: (layout.cp() > 1).then_some(choice.shape.cp_comm),
         hierarchical_context_parallel_sizes: (layout.cp() > 1
-            && options.cp_comm == CpComm::Hierarchical)
+            && choice.shape.cp_comm == CpComm::Hierarchical)
             .then(|| {
                 let inside = choice.shape.groups.cp_inside;
                 [inside, layout.cp() / inside]
             }),
         capacity: question.expert_capacity(),
+        rank_order: Some(layout.order()).filter(|order| *order != Order::default()),
         recompute: recompute.clone(),
         offload: offload.kept(question.model, &|layer| recompute.of_layer(layer)),
         precision: options.precision,

@@ -94,7 +94,7 @@ impl<'a> Room<'a> {
             // One matrix.
             ends[0] = 0.0;
         }
-        let setting = question.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
+        let setting = question.setting(layout, shape.wires(), &shape.local, &shape.groups);
         let step = question.runtime.step(&setting, layout.microbatches());
         let overhead = overhead(case);
         let all = capacity.0.saturating_sub(overhead.0) as f64;
@@ -178,7 +178,7 @@ impl<'a> Room<'a> {
             let (is_first, is_last) = (rank == 0, rank == holder);
             let state = f64::from(is_first) * self.ends[0] + f64::from(is_last) * self.ends[1];
             let most_at = |at: &Occupancy| {
-                let mut taken = state + self.message * f64::from(at.sent);
+                let mut taken = state + self.message * f64::from(at.messages);
                 if is_first {
                     // What the first stage sends is not kept.
                     let live = f64::from(at.live[0]);

@@ -19,12 +19,12 @@ use crate::choice::{
     Capacity, CpComm, Dispatcher, Offload, Overlap, Recompute, RecomputePlan, ScheduleName,
     StackName, Zero,
 };
-use crate::layout::{Illegal, Layout};
+use crate::layout::{Degrees, Illegal, Layout};
 use crate::local::Local;
 use crate::model::{Layer, Model};
 use crate::options::{Loads, Routing, SearchOptions};
 use crate::price::LayerBreakdown;
-use crate::rules::{heads, undivided};
+use crate::rules::{KeyWays, heads, undivided};
 use crate::runtime::{
     self, LayerGroups, Lowered, Piece, Runtime, Setting, Slot, StageMemory, Stretches, gcd,
 };
@@ -51,6 +51,8 @@ pub(crate) struct Question<'a> {
     pub(crate) illegal_sets: Vec<Illegal>,
     /// Dispatchers tried.
     pub(crate) dispatchers: Vec<Dispatcher>,
+    /// Ways to the keys of other context-parallel ranks.
+    pub(crate) keys: KeyWays,
     /// How tokens reach the experts.
     pub(crate) routing: Assumption<'a>,
     /// Kind of each decoder layer, an index into `distinct`.
@@ -206,6 +208,7 @@ impl Kind {
 #[derive(Debug, Clone)]
 pub(crate) struct Shape {
     pub(crate) dispatcher: Dispatcher,
+    pub(crate) cp_comm: CpComm,
     /// A microbatch under balanced routing.
     pub(crate) local: Local,
     pub(crate) groups: LayerGroups,
@@ -233,7 +236,7 @@ pub(crate) fn shape_key(layout: &Layout) -> [u32; 5] {
     ]
 }
 
-/// The shapes of a layout, one for each dispatcher: under the first recompute set, and where it is asked for
+/// The shapes of a layout, one for each way to keys and each dispatcher: under the first recompute set, and where it is asked for
 /// under all of them. Most layouts never come near the best, or fit as they are.
 pub(crate) struct Shapes {
     layout: Layout,
@@ -298,15 +301,27 @@ impl Shapes {
 }
 
 impl Shape {
-    /// Works out the shapes of a layout under some recompute sets, one for each dispatcher.
+    /// Works out the shapes of a layout under some recompute sets, one for each way to keys and each dispatcher.
     pub(crate) fn under(question: &Question<'_>, layout: &Layout, sets: &[Recompute]) -> Vec<Self> {
+        let ways = question.keys.legal(layout.tp(), layout.cp());
+        ways.flat_map(|cp_comm| Self::of_way(question, layout, cp_comm, sets))
+            .collect()
+    }
+
+    /// The same under one way to the keys of other ranks.
+    fn of_way(
+        question: &Question<'_>,
+        layout: &Layout,
+        cp_comm: CpComm,
+        sets: &[Recompute],
+    ) -> Vec<Self> {
         let (timed, held) = (question.timed(layout), question.held(layout));
-        let groups = question.layer_groups(layout);
+        let groups = question.layer_groups(layout, cp_comm);
         let memory = |dispatcher| -> Vec<Vec<StageMemory>> {
             let pieces = question.pieces().zip(&held);
             pieces
                 .map(|(piece, held)| {
-                    let setting = question.setting(layout, dispatcher, held, &groups);
+                    let setting = question.setting(layout, (dispatcher, cp_comm), held, &groups);
                     question.runtime.memory(&setting, piece, sets)
                 })
                 .collect()
@@ -315,7 +330,7 @@ impl Shape {
             let pieces = question.pieces().zip(&held);
             pieces
                 .map(|(piece, held)| {
-                    let setting = question.setting(layout, dispatcher, held, &groups);
+                    let setting = question.setting(layout, (dispatcher, cp_comm), held, &groups);
                     question.stretches(&setting, piece, sets)
                 })
                 .collect()
@@ -326,7 +341,7 @@ impl Shape {
             .dispatchers_for(layout.ep(), layout.etp())
             .iter()
             .map(|&dispatcher| {
-                let setting = question.setting(layout, dispatcher, &even, &groups);
+                let setting = question.setting(layout, (dispatcher, cp_comm), &even, &groups);
                 if last.is_none() || !question.runtime.holds_alike() {
                     last = Some(memory(dispatcher));
                 }
@@ -360,6 +375,7 @@ impl Shape {
         let embedding = kinds.pop().expect("the piece before it");
         Self {
             dispatcher: setting.dispatcher,
+            cp_comm: setting.cp_comm,
             local: *setting.local,
             groups: *setting.groups,
             buffers: buffers(question, &lowered[..kinds.len()]),
@@ -372,6 +388,11 @@ impl Shape {
 }
 
 impl Shape {
+    /// How its tokens reach experts, and its attention keys.
+    pub(crate) fn wires(&self) -> (Dispatcher, CpComm) {
+        (self.dispatcher, self.cp_comm)
+    }
+
     /// As a schedule needs it where memory is asked for: a shape under all sets of a question.
     pub(crate) fn held_under(
         &self,
@@ -393,7 +414,7 @@ impl Shape {
         let ends = [&mut shape.embedding, &mut shape.head];
         let kinds = shape.kinds.iter_mut().chain(ends);
         for ((kind, piece), held) in kinds.zip(question.pieces()).zip(&held) {
-            let setting = question.setting(layout, self.dispatcher, held, &self.groups);
+            let setting = question.setting(layout, self.wires(), held, &self.groups);
             kind.memory = question.runtime.divided_memory(&setting, piece, sets);
             kind.ways = ways(&kind.memory, &kind.backward_s);
         }
@@ -483,7 +504,7 @@ impl<'a> Question<'a> {
     pub(crate) fn setting<'s>(
         &'s self,
         layout: &'s Layout,
-        dispatcher: Dispatcher,
+        (dispatcher, cp_comm): (Dispatcher, CpComm),
         local: &'s Local,
         groups: &'s LayerGroups,
     ) -> Setting<'s> {
@@ -494,7 +515,7 @@ impl<'a> Question<'a> {
             groups,
             precision: self.options.precision,
             dispatcher,
-            cp_comm: self.options.cp_comm,
+            cp_comm,
             capacity: self.expert_capacity(),
             shared_beside: self.overlap.shared_expert,
             sharded: self.shards_weights() && self.shards(layout)[0] > 1,
@@ -506,9 +527,9 @@ impl<'a> Question<'a> {
 
     /// The groups of the layers of a layout, with how many context-parallel ranks exchange heads under a hierarchy: those
     /// that were given, or as many as share an NVLink domain and divide the heads.
-    pub(crate) fn layer_groups(&self, layout: &Layout) -> LayerGroups {
+    pub(crate) fn layer_groups(&self, layout: &Layout, cp_comm: CpComm) -> LayerGroups {
         let mut groups = LayerGroups::new(layout, self.cluster);
-        if self.options.cp_comm == CpComm::Hierarchical {
+        if cp_comm == CpComm::Hierarchical {
             let near = gcd(groups.cp.ranks, groups.cp.ranks_per_domain);
             let all = heads(self.model);
             let divides = |inside: &u32| {
@@ -669,6 +690,7 @@ impl<'a> Question<'a> {
             choices: self.choices.clone(),
             illegal_sets: self.illegal_sets.clone(),
             dispatchers: self.dispatchers.clone(),
+            keys: self.keys.clone(),
             ..*self
         }
     }
@@ -686,10 +708,12 @@ impl<'a> Question<'a> {
         self.choices.len() as u64 + u64::from(self.by_layer)
     }
 
-    /// Dispatchers times schedules of pipelines and experts of some degrees.
-    pub(crate) fn ways(&self, [pp, vpp]: [u32; 2], [ep, etp]: [u32; 2]) -> u64 {
-        let schedules = self.schedules(pp, vpp).count().max(1);
-        self.dispatchers_for(ep, etp).len() as u64 * schedules as u64
+    /// Dispatchers times schedules times ways to keys of some degrees.
+    pub(crate) fn ways(&self, degrees: &Degrees) -> u64 {
+        let schedules = self.schedules(degrees.pp, degrees.vpp).count().max(1);
+        let dispatchers = self.dispatchers_for(degrees.ep, degrees.etp).len();
+        let keys = self.keys.legal(degrees.tp, degrees.cp).count().max(1);
+        (dispatchers * schedules * keys) as u64
     }
 
     /// Dispatchers that differ: without an exchange all are one.
@@ -729,7 +753,7 @@ impl<'a> Question<'a> {
         kind: &Kind,
         set: usize,
     ) -> Lowered {
-        let setting = self.setting(layout, shape.dispatcher, &kind.local, &shape.groups);
+        let setting = self.setting(layout, shape.wires(), &kind.local, &shape.groups);
         let piece = self.pieces().nth(kind.place);
         let piece = piece.expect("a kind is of a piece");
         let sets = &self.sets[set..=set];

@@ -44,9 +44,7 @@ pub(crate) struct Unit<'a> {
 impl<'a> Unit<'a> {
     /// Candidates under its degrees.
     pub(crate) fn children(&self, question: &Question<'_>) -> u64 {
-        let layout = self.layout;
-        let pipeline = [layout.pp(), layout.vpp()];
-        question.ways(pipeline, [layout.ep(), layout.etp()]) * question.legal_sets()
+        question.ways(&self.layout.degrees()) * question.legal_sets()
     }
 
     /// Schedules that are tried, the usual one first, with their occupancies.

@@ -40,7 +40,7 @@ pub(super) fn why(
                 format!(
                     "it needs {:.1} GiB at least ({} with recompute {}), and a plan may fill {capacity_gib:.1}",
                     least.peak_gib,
-                    least.layout.in_short(),
+                    least.layout,
                     least.recompute
                 )
             });

@@ -15,7 +15,7 @@ use crate::choice::{
     OffloadModule, Optimizer, Overlap, PrimaryWeights, Recompute, RecomputePlan, ScheduleName,
     StackName, Zero,
 };
-use crate::layout::{Batch, PartialDegrees};
+use crate::layout::{Batch, Order, PartialDegrees};
 use crate::model::Model;
 use crate::options::{PipelineLayout, SearchOptions};
 
@@ -139,12 +139,11 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     let graphs = graphs(said);
     let fp8_attention = said.on("fp8_dot_product_attention");
     kernels(said, has_experts);
-    if said.on("use_tp_pp_dp_mapping") {
-        said.unable(
-            "an order of ranks with pp before dp",
-            "settings without --use-tp-pp-dp-mapping",
-        );
-    }
+    let order = if said.on("use_tp_pp_dp_mapping") {
+        Order::DP_LAST
+    } else {
+        Order::default()
+    };
     let batch = Batch {
         seq_len: seq_len?,
         global_batch: global_batch?,
@@ -162,7 +161,8 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
             ..PartialDegrees::default()
         },
         dispatcher,
-        cp_comm,
+        order: Some(order),
+        cp_comm: Some(cp_comm),
         cp_sizes,
         graphs,
         fp8_attention,

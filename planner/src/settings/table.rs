@@ -227,6 +227,7 @@ pub const FLAGS: &[Flag] = &[
         Read(Stages),
     ),
     flag("account_for_loss_in_pipeline_split", "", V14, Read(Stages)),
+    flag("use_tp_pp_dp_mapping", "", V14, Read(Degrees)),
     // Keys of other ranks.
     flag("cp_comm_type", "p2p", V14, Read(Context)),
     flag(
@@ -604,12 +605,6 @@ pub const FLAGS: &[Flag] = &[
         "",
         V16,
         Unpriced("bounds the tokens of a rank"),
-    ),
-    flag(
-        "use_tp_pp_dp_mapping",
-        "",
-        V14,
-        Unpriced("numbers ranks with pp before dp"),
     ),
     flag(
         "ddp_bucket_size",

@@ -140,7 +140,10 @@ fn plan_drawn(drawn: &Drawn) -> Option<Plan> {
         });
     }
     if bit(17) && bit(18) {
-        options.cp_comm = crate::choice::CpComm::Hierarchical;
+        options.cp_comm = Some(crate::choice::CpComm::Hierarchical);
+    }
+    if bit(19) && bit(20) {
+        options.order = Some(crate::layout::Order::DP_LAST);
     }
     if bit(15) && bit(16) {
         options.instances = 2;

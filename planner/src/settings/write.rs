@@ -13,6 +13,7 @@ use crate::choice::{
     Dispatcher, DropPolicy, GraphModule, Masters, Module, Offload, OffloadModule, Optimizer,
     PrimaryWeights, Recompute, ScheduleName, StackName, Zero,
 };
+use crate::layout::Order;
 
 /// What Megatron-LM needs beside a plan, which says nothing of it: data, length and rates of training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,6 +135,10 @@ fn write_degrees(job: &Job, out: &mut Writer) {
     if pp > 1 {
         out.because(format!("{} layers over {pp} ranks", job.model.layers.len()));
     }
+    if job.options.order == Some(Order::DP_LAST) {
+        out.on("use_tp_pp_dp_mapping");
+        out.because("stages of a pipeline are neighbours, and replicas apart");
+    }
     out.set("context_parallel_size", &cp);
     if cp > 1 {
         let tokens = job.options.batch.seq_len / u64::from(cp);
@@ -173,7 +178,7 @@ fn write_schedule(job: &Job, out: &mut Writer) {
 
 fn write_context(job: &Job, out: &mut Writer) {
     if job.options.pins.cp.unwrap_or(1) > 1 {
-        let comm = job.options.cp_comm;
+        let comm = job.options.cp_comm.unwrap_or_default();
         out.set("cp_comm_type", &comm.name());
         out.because(match comm.name() {
             "p2p" => "keys around a ring, beside attention",

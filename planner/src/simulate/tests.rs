@@ -67,6 +67,7 @@ fn schedules() -> impl Iterator<Item = Schedule> {
         let names = ScheduleName::all_of(pp, vpp).filter(move |_| pp > 1 || vpp == 1);
         names.flat_map(move |name| {
             let sizes = (1..=9).filter_map(move |count| match name {
+                _ if name.is_vee() => Some(count),
                 _ if vpp > 1 => (count <= 3).then_some(count * pp),
                 _ => Some(count),
             });
@@ -300,6 +301,10 @@ fn golden_schedules_that_come_back_fill_their_bubbles() {
         };
         let whole = 6 * u64::from(pp - 1);
         assert_eq!(bubble(ScheduleName::ZbV), u64::from(pp - 1), "{pp} {m}");
+        if m >= 2 * pp {
+            // Passes that take turns and are not one wait no longer for each other than those of ZB-V.
+            assert_eq!(bubble(ScheduleName::DualpipeV), u64::from(pp - 1));
+        }
         let half = bubble(ScheduleName::VHalf);
         assert!(10 * half <= 6 * whole, "{pp} {m}: {half} of {whole}");
         let least = bubble(ScheduleName::VMin);

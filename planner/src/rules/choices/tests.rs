@@ -38,7 +38,9 @@ fn options(words: &str) -> SearchOptions {
             "dispatcher" => {
                 options.dispatcher = Some(named(&Dispatcher::ALL, Dispatcher::name, word));
             }
-            "cp_comm_type" => options.cp_comm = named(&CpComm::ALL, CpComm::name, word),
+            "cp_comm_type" => {
+                options.cp_comm = (word != "auto").then(|| named(&CpComm::ALL, CpComm::name, word))
+            }
             "capacity" | "pad" => {
                 options.capacity = Some(Capacity {
                     factor: word.parse().expect("a factor"),
@@ -58,6 +60,7 @@ fn options(words: &str) -> SearchOptions {
                 let sizes = [inside, outside].map(|size| size.parse().expect("a number"));
                 options.cp_sizes = Some(sizes);
             }
+            "rank_order" => options.order = Some(word.parse().expect("an order")),
             "num_distributed_optimizer_instances" => {
                 options.instances = word.parse().expect("a number");
             }
@@ -108,7 +111,9 @@ fn schedules_are_of_their_degrees_and_stacks() {
         ("pp=8,vpp=2", "zb-v", true),
         ("pp=8,vpp=2", "v-half", true),
         ("pp=4,vpp=2", "v-min", true),
+        ("pp=4,vpp=2", "dualpipe-v", true),
         ("pp=8", "zb-v", false),
+        ("pp=8,vpp=7", "dualpipe-v", false),
         ("pp=8,vpp=7", "v-half", false),
         ("pp=1", "v-min", false),
         ("pp=1,ep=8", "combined overlap expert-alltoall", true),
@@ -284,6 +289,27 @@ fn each_rule_of_graphs_has_its_message() {
         ("cuda_graph full_iteration", ["nothing bounds", "hybridep"]),
     ] {
         check("", choices, "cuda_graph", &parts);
+    }
+}
+
+#[test]
+fn each_rule_of_orders_has_its_message() {
+    const BEFORE: &str = "rank_order tp-cp-ep-pp-dp";
+    check(
+        "pp=8,ep=8",
+        BEFORE,
+        "pipeline_groups",
+        &["edp = 2 and dp = 16", "ep x etp = tp x cp"],
+    );
+    check(
+        "",
+        "rank_order tp-cp-dp-ep-pp",
+        "rank_order",
+        &["tp-cp-dp-ep-pp", "nearest: one of them"],
+    );
+    for degrees in ["ep=8", "pp=8,ep=8,tp=8", "pp=8", "pp=8,tp=2,cp=2,ep=4"] {
+        let broken = broken("mixtral-8x22b", degrees, BEFORE);
+        assert!(broken.is_empty(), "{degrees}: {broken:?}");
     }
 }
 

@@ -17,6 +17,7 @@ use moefold_planner::settings::{self, Job, Target as Megatron, Version, reading}
 use moefold_profiles::directory::Key;
 use moefold_profiles::import::{self, Format};
 use moefold_profiles::{Cluster, Costs, Profile, presets};
+use moefold_reports::Page;
 use serde_json::Value;
 
 use crate::target::{Target, file, put, said};
@@ -144,10 +145,10 @@ pub(super) const TARGETS: [Target; 20] = [
             put(&run, "summary.json", part("summary").to_string().as_bytes());
             put(&run, "env.json", part("env").to_string().as_bytes());
             let inputs: [PathBuf; 1] = [run];
-            said(moefold_reports::compare(&inputs, &place.join("out")))
+            // Rasters of its plots take a tenth of a second, and read nothing.
+            said(Page::of(&inputs))
         },
     )
-    .one_of(100)
     .prepare(|place| {
         let run = place.join("run");
         std::fs::create_dir_all(&run).expect("a temporary folder");

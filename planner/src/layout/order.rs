@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// A mesh axis. Both grids have all five; ep is 1 in the attention grid and cp in the expert grid,
 /// and tp and dp stand for etp and edp there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,7 +35,8 @@ impl Axis {
 }
 
 /// The axes from the fastest varying to the slowest, each once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Order([Axis; 5]);
 
 impl Order {
@@ -46,6 +49,20 @@ impl Order {
     /// The axes, fastest first.
     pub fn axes(self) -> [Axis; 5] {
         self.0
+    }
+}
+
+impl TryFrom<String> for Order {
+    type Error = ParseOrderError;
+
+    fn try_from(words: String) -> Result<Self, ParseOrderError> {
+        words.parse()
+    }
+}
+
+impl From<Order> for String {
+    fn from(order: Order) -> Self {
+        order.to_string()
     }
 }
 

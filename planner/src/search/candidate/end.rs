@@ -1,0 +1,537 @@
+//! The end of a step: weights in units and buckets, what is reduced and gathered of them and when, the update, and
+//! what passes wait for where weights rest divided.
+
+use std::ops::Range;
+
+use moefold_profiles::units::Bytes;
+use moefold_profiles::{Collective, Dtype, Op, Precision};
+
+use super::{Case, StageSplit, own};
+use crate::bucket::{self, Division, Turns};
+use crate::choice::PrimaryWeights;
+use crate::layout::Layout;
+use crate::lower::ends::{self, Held, StepGroups, StepWork};
+use crate::mesh::{self, GroupKind, Placement, placement};
+use crate::model::{Layer, Mixer};
+use crate::runtime::StageMemory;
+use crate::search::shape::{Kind, Question};
+use crate::search::sharded::{Part, Waits};
+use crate::shard::{self, Shard};
+
+/// The weights of a pipeline rank, as they are reduced and gathered.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct RankWeights {
+    /// Units of which buckets are made, in order of use; all in one where nothing is divided.
+    pub(super) units: Vec<Unit>,
+    /// Runs of units: of dense parameters, of experts.
+    buckets: [Vec<Range<usize>>; 2],
+}
+
+/// Weights that are in one bucket.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Unit {
+    /// Parameters.
+    shard: Shard,
+    /// The same with what is between them where they rest.
+    pub(super) resting: Shard,
+    /// Whether gradients of dense parameters are completed after the last pass: where both ends of a pipeline
+    /// have them, and where tensor-parallel ranks share heads of keys.
+    late: bool,
+    /// Whether other units use its matrices too, so that where it rests divided it has buffers of its own.
+    alone: bool,
+}
+
+impl RankWeights {
+    fn new(units: Vec<Unit>, division: Division) -> Self {
+        let of = |own: fn(&Shard) -> u64| {
+            let elements: Vec<u64> = units.iter().map(|unit| own(&unit.resting)).collect();
+            division.buckets(&elements)
+        };
+        Self {
+            buckets: [of(Shard::dense), of(|shard| shard.experts)],
+            units,
+        }
+    }
+
+    /// Elements of each bucket where they rest, of dense parameters and of experts, cut over so many ranks each.
+    pub(super) fn resting(&self, grain: u64, shards: [u64; 2]) -> [Vec<u64>; 2] {
+        let [dense, experts] = &self.buckets;
+        let of = |own: fn(&Shard) -> u64, buckets: &[Range<usize>], shards| -> Vec<u64> {
+            let elements: Vec<u64> = self.units.iter().map(|unit| own(&unit.resting)).collect();
+            bucket::padded(&elements, buckets, grain, shards)
+        };
+        [
+            of(Shard::dense, dense, shards[0]),
+            of(|shard| shard.experts, experts, shards[1]),
+        ]
+    }
+
+    /// The buffers of units that take turns, by unit, and the elements of each buffer; of buckets of a family that
+    /// have so many elements.
+    fn in_turns(&self, family: usize, elements: &[u64], turns: usize) -> (Vec<usize>, Vec<u64>) {
+        let mut whole = vec![0; self.units.len()];
+        for (bucket, &elements) in self.buckets[family].iter().zip(elements) {
+            whole[bucket.start] = elements;
+        }
+        let alone: Vec<bool> = self.units.iter().map(|unit| unit.alone).collect();
+        bucket::buffers(&whole, &alone, turns)
+    }
+
+    /// Elements of the buffers in which units are whole that rest divided, of weights and of gradients; of families
+    /// with several replicas.
+    pub(super) fn whole(
+        &self,
+        turns: Turns,
+        resting: &[Vec<u64>; 2],
+        several: [bool; 2],
+    ) -> [u64; 2] {
+        [turns.weights, turns.grads].map(|turns| {
+            let families = (0..2).filter(|&family| several[family]);
+            let sizes = families.map(|family| self.in_turns(family, &resting[family], turns).1);
+            sizes.flatten().sum()
+        })
+    }
+
+    fn held(&self) -> Held {
+        let [dense, experts] = &self.buckets;
+        let of = |own: fn(&Shard) -> u64, buckets: &[Range<usize>]| -> Vec<u64> {
+            let sum = |bucket: &Range<usize>| {
+                let units = self.units[bucket.clone()].iter();
+                units.map(|unit| own(&unit.shard)).sum()
+            };
+            buckets.iter().map(sum).collect()
+        };
+        Held {
+            dense: of(Shard::dense, dense),
+            replicated: of(|shard| shard.replicated, dense),
+            experts: of(|shard| shard.experts, experts),
+        }
+    }
+
+    fn total(&self) -> Shard {
+        let units = self.units.iter();
+        units.fold(Shard::default(), |sum, unit| sum + unit.shard)
+    }
+
+    /// Of each collective of a list, over buckets of families with several replicas, its units and whether it
+    /// waits for the end of all passes.
+    fn of_collectives(&self, several: [bool; 2]) -> Vec<(Range<usize>, bool)> {
+        let families = self.buckets.iter().zip(several).enumerate();
+        let families = families.filter(|(_, (_, several))| *several);
+        families
+            .flat_map(|(family, (buckets, _))| buckets.iter().map(move |bucket| (family, bucket)))
+            .map(|(family, bucket)| {
+                let late = self.units[bucket.clone()].iter().any(|unit| unit.late);
+                (bucket.clone(), family == 0 && late)
+            })
+            .collect()
+    }
+}
+
+/// The end of a step on one pipeline rank, in seconds.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RankEnd {
+    pub(crate) work: StepWork,
+    /// Gradient reductions and weight gathers, each by itself; reductions nothing hides; norm and update.
+    pub(super) reduce_s: Vec<f64>,
+    /// Reductions over instances of the optimizer.
+    pub(super) across_s: f64,
+    pub(super) gather_s: Vec<f64>,
+    pub(crate) exposed_s: f64,
+    pub(crate) update_s: f64,
+    /// What states that rest on the host take on their ways beyond the update beside them.
+    pub(crate) streamed_s: f64,
+    /// Waiting for ranks that met nowhere before.
+    pub(crate) waiting_s: f64,
+}
+
+impl StageSplit {
+    /// What passes wait for where weights and gradients rest divided.
+    pub(super) fn waits(&self, case: Case<'_>, rank: usize, passes_s: &[[f64; 2]]) -> Waits {
+        let Case {
+            question, layout, ..
+        } = case;
+        let Division::Sharded(turns) = question.division(layout) else {
+            return Waits::default();
+        };
+        let (end, weights) = (&self.ends[rank], &self.weights[rank]);
+        let keeps = question.stack.keeps_units();
+        let held = weights.held();
+        let held = [&held.dense, &held.experts];
+        let shards = question.shards(layout);
+        let mut parts = Vec::new();
+        let mut prices = end.gather_s.iter().zip(&end.reduce_s);
+        for family in (0..2).filter(|&family| shards[family] > 1) {
+            let buffers = [turns.weights, turns.grads]
+                .map(|turns| weights.in_turns(family, held[family], turns).0);
+            for (bucket, &elements) in weights.buckets[family].iter().zip(held[family]) {
+                let unit = bucket.start;
+                let (&gather_s, &reduce_s) = prices.next().expect("one for each bucket");
+                let sweeps = ends::added_up(elements, shards[family]);
+                let sweeps = if keeps { sweeps.to_vec() } else { Vec::new() };
+                let price = |op: &Op| question.costs.op(op).time.0;
+                parts.push(Part {
+                    family,
+                    unit,
+                    buffers: [0, 1].map(|kind| buffers[kind][unit]),
+                    gather_s,
+                    reduce_s,
+                    swept_s: sweeps.iter().map(price).sum(),
+                    sweeps,
+                });
+            }
+        }
+        let overlap = question.stack.hides(question.overlap);
+        Waits::played(&parts, passes_s, overlap, keeps, layout.microbatches())
+    }
+
+    /// What the passes of a microbatch wait for weights and gradients that are divided, seconds.
+    pub(crate) fn sharded_s(&self) -> f64 {
+        self.waits.forward + self.waits.backward
+    }
+
+    /// What adds reduced gradients up where they rest divided, in every microbatch.
+    pub(crate) fn swept(&self) -> &[Op] {
+        &self.waits.swept
+    }
+
+    /// How often each gather of weights that rest divided runs in a step of so many microbatches.
+    pub(crate) fn gathers(&self, microbatches: u32) -> impl Iterator<Item = f64> {
+        let each = self.waits.gathers.iter();
+        each.map(move |&[first, other]| f64::from(first + other * (microbatches - 1)))
+    }
+
+    /// Seconds of the forward and the backward pass of each unit of a rank, in order of use, under the first choice
+    /// of recompute sets.
+    pub(super) fn passes_by_unit(&self, case: Case<'_>, rank: usize) -> Vec<[f64; 2]> {
+        let sets = &case.question.choices[0];
+        let stages = own(case.layout, rank);
+        let kinds = stages.flat_map(|stage| self.each_under(case.shape, stage, sets));
+        let mut passes: Vec<[f64; 2]> = kinds
+            .flat_map(|(kind, set, count)| {
+                std::iter::repeat_n([kind.forward_s, kind.backward_s[set]], count as usize)
+            })
+            .collect();
+        // Depths that are units by themselves are in the head's time: each a layer like the last one, and a head.
+        let depths = self.weights[rank].units.len().saturating_sub(passes.len());
+        if depths > 0
+            && let [.., layer, head] = passes[..]
+        {
+            let each = [0, 1].map(|pass| {
+                let heads = head[pass] - layer[pass] * depths as f64;
+                heads.max(0.0) / (depths + 1) as f64
+            });
+            let of_depth = [0, 1].map(|pass| {
+                let left = (head[pass] - each[pass]) / depths as f64;
+                left.max(0.0)
+            });
+            passes.pop();
+            passes.push(each);
+            passes.extend(std::iter::repeat_n(of_depth, depths));
+        }
+        passes
+    }
+
+    /// Seconds from the end of a rank's last backward pass until its gradients are reduced, bucket after bucket,
+    /// each once those of all of its units are whole.
+    pub(super) fn reduced_after(&self, layout: &Layout, rank: usize, passes_s: &[[f64; 2]]) -> f64 {
+        let units = &self.weights[rank];
+        let mut buckets = units.of_collectives(several(layout));
+        let end = &self.ends[rank];
+        let whole_at = |unit: usize| -> f64 {
+            passes_s[unit..]
+                .iter()
+                .map(|[_, backward_s]| backward_s)
+                .sum()
+        };
+        let last = whole_at(0);
+        let mut ready: Vec<(f64, f64)> = buckets
+            .drain(..)
+            .zip(&end.reduce_s)
+            .map(|((units, late), &seconds)| {
+                (if late { last } else { whole_at(units.start) }, seconds)
+            })
+            .collect();
+        ready.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let reduced = ready
+            .iter()
+            .fold(0.0_f64, |free, (whole, seconds)| free.max(*whole) + seconds);
+        (reduced - last).max(0.0)
+    }
+
+    /// Seconds that a rank's first forward pass waits for its weights, which are gathered from the start of the
+    /// step in order of use; it begins when the first message is there.
+    pub(super) fn gathered_after(
+        &self,
+        layout: &Layout,
+        rank: usize,
+        arrives: f64,
+        passes_s: &[[f64; 2]],
+    ) -> f64 {
+        let buckets = self.weights[rank].of_collectives(several(layout));
+        let mut wanted: Vec<(usize, f64)> = buckets
+            .iter()
+            .zip(&self.ends[rank].gather_s)
+            .map(|((units, _), &seconds)| (units.start, seconds))
+            .collect();
+        wanted.sort_by_key(|(unit, _)| *unit);
+        let mut wanted = wanted.into_iter().peekable();
+        let (mut gathered, mut now) = (0.0, arrives);
+        let mut waited = 0.0;
+        for (unit, [forward_s, _]) in passes_s.iter().enumerate() {
+            while let Some((_, seconds)) = wanted.next_if(|(wanted, _)| *wanted <= unit) {
+                gathered += seconds;
+            }
+            let wait = (gathered - now).max(0.0);
+            waited += wait;
+            now += wait + forward_s;
+        }
+        waited
+    }
+
+    /// The weights of a pipeline rank, in buckets.
+    pub(super) fn weights_of(&self, case: Case<'_>, rank: usize) -> RankWeights {
+        let Case {
+            question,
+            layout,
+            shape,
+            ..
+        } = case;
+        let resting = |memory: &StageMemory| memory.shard + memory.padding;
+        let division = question.division(layout);
+        if division == Division::Whole {
+            let unit = Unit {
+                shard: self.shard(case, rank, |memory| memory.shard),
+                resting: self.shard(case, rank, resting),
+                ..Unit::default()
+            };
+            return RankWeights::new(vec![unit], division);
+        }
+        let of = |kind: &Kind, late| Unit {
+            shard: kind.memory[0].shard,
+            resting: resting(&kind.memory[0]),
+            late,
+            alone: false,
+        };
+        let alone = bucket::shared_ends(question.model);
+        let shares = |layer: &Layer| {
+            let heads = match &layer.mixer {
+                Some(Mixer::Gqa(gqa)) => gqa.kv_heads,
+                _ => return false,
+            };
+            u64::from(layout.tp()) > heads
+        };
+        let tied = question.model.tied_embeddings;
+        // A matrix of both ends of a pipeline.
+        let late = layout.places().parts_ends() && question.embeds_twice();
+        let mut units = Vec::new();
+        for stage in own(layout, rank) {
+            units.extend((stage == 0).then(|| Unit {
+                alone: alone[0],
+                ..of(&shape.embedding, late)
+            }));
+            for (_, kind) in self.layers(stage) {
+                let layer = question.distinct[kind].layer;
+                units.push(of(&shape.kinds[kind], shares(layer)));
+            }
+            if stage + 1 == self.stages.len() {
+                let shared = question.model.mtp.iter().any(shares);
+                let mut head = of(&shape.head, late || shared);
+                if tied && !layout.places().parts_ends() {
+                    let matrix = of(&shape.embedding, false);
+                    head.shard.split -= matrix.shard.split;
+                    head.resting.split -= matrix.resting.split;
+                }
+                head.alone = alone[1];
+                let mut depths = Vec::new();
+                if question.shards_weights() {
+                    let setting =
+                        question.setting(layout, shape.wires(), &shape.local, &shape.groups);
+                    depths = question.runtime.depths(&setting);
+                }
+                for [shard, padding] in &depths {
+                    head.shard = head.shard.without(*shard);
+                    head.resting = head.resting.without(*shard + *padding);
+                }
+                units.push(head);
+                units.extend(depths.into_iter().map(|[shard, padding]| Unit {
+                    shard,
+                    resting: shard + padding,
+                    late: shared,
+                    alone: false,
+                }));
+            }
+        }
+        RankWeights::new(units, division)
+    }
+
+    /// Parameters of a pipeline rank, by those of its parts. A tied head on the rank of the embedding is one matrix
+    /// with it.
+    fn shard(&self, case: Case<'_>, rank: usize, of: impl Fn(&StageMemory) -> Shard) -> Shard {
+        let Case {
+            question,
+            layout,
+            shape,
+            ..
+        } = case;
+        let mut shard = Shard::default();
+        for stage in own(layout, rank) {
+            for (kind, count) in self.each_kind(shape, stage) {
+                shard += of(&kind.memory[0]) * u64::from(count);
+            }
+        }
+        let places = layout.places();
+        let has_ends = !places.parts_ends() && places.rank_of(0) as usize == rank;
+        if question.model.tied_embeddings && has_ends {
+            shard.split -= of(&shape.embedding.memory[0]).split;
+        }
+        shard
+    }
+
+    /// The end of the step on every rank; ranks that hold alike end alike.
+    pub(super) fn rank_ends(&self, case: Case<'_>) -> Vec<RankEnd> {
+        let Case {
+            question, layout, ..
+        } = case;
+        let pp = layout.pp() as usize;
+        let of = |kind| placement(layout, kind, question.cluster);
+        let instances = question.options.instances;
+        let replicas = if instances > 1 {
+            let cut = |kind| mesh::cut(layout, kind, instances, question.cluster);
+            let [[dp_cp, dense], [edp, experts]] = [GroupKind::DpCp, GroupKind::Edp].map(cut);
+            (dp_cp, edp, Some([dense, experts]))
+        } else {
+            (of(GroupKind::DpCp), of(GroupKind::Edp), None)
+        };
+        let groups = StepGroups {
+            dp_cp: replicas.0,
+            edp: replicas.1,
+            across: replicas.2,
+            tp: of(GroupKind::Tp),
+        };
+        let shared = question.embeds_twice() && layout.places().parts_ends();
+        let pair = shared.then(|| {
+            let mut pair = of(GroupKind::Pp);
+            pair.ranks_per_domain = pair.ranks_per_domain.min(2);
+            pair.ranks_per_node = pair.ranks_per_node.min(2);
+            pair.ranks = 2;
+            pair
+        });
+        let mut ends: Vec<RankEnd> = Vec::with_capacity(pp);
+        let mut before = None;
+        for rank in 0..pp {
+            let pair = pair.filter(|_| rank == 0 || rank + 1 == pp);
+            let held = (&self.weights[rank], pair);
+            let end = match ends.last() {
+                Some(end) if before == Some(held) => end.clone(),
+                _ => rank_end(case, held.0, &groups, pair),
+            };
+            ends.push(end);
+            before = Some(held);
+        }
+        ends
+    }
+}
+
+/// Whether dense parameters and experts have several replicas.
+pub(super) fn several(layout: &Layout) -> [bool; 2] {
+    [layout.dp() * layout.cp(), layout.edp()].map(|replicas| replicas > 1)
+}
+
+fn rank_end(
+    case: Case<'_>,
+    weights: &RankWeights,
+    groups: &StepGroups,
+    pair: Option<Placement>,
+) -> RankEnd {
+    let Case {
+        question,
+        layout,
+        shape,
+        ..
+    } = case;
+    let mut work = ends::step(
+        &weights.held(),
+        groups,
+        [
+            question.options.grad_dtype,
+            weight_dtype(question),
+            question.options.optimizer.moments(),
+        ],
+        (question.options.masters, question.options.optimizer_offload),
+        pair,
+        shard::vocab(question.model, &shape.local) * question.model.hidden,
+    );
+    if question.stack.sweeps_gradients() {
+        let grads = question.options.grad_dtype;
+        let passes = ends::passes_over_gradients(&weights.total(), groups, grads);
+        work.optimizer.extend(passes);
+    }
+    let several = several(layout);
+    if question.bucket_elements(layout).is_some() && question.overlap.param_gather {
+        work.optimizer.extend(ends::cleared(&weights.total()));
+    } else if question.shards_weights() && question.stack.keeps_units() {
+        // What rests whole is not gathered meanwhile.
+        let all = weights.total();
+        let dense = all.dense() / u64::from(groups.dp_cp.ranks);
+        let experts = all.experts / u64::from(groups.edp.ranks);
+        let own = Shard {
+            split: dense,
+            replicated: 0,
+            experts,
+        };
+        work.optimizer.extend(ends::cleared(&own));
+        if several[0] {
+            // Gradients that TP ranks have in common are completed after every backward pass.
+            work.exposed.clear();
+        }
+    }
+    // Collectives of layers that are alike are alike.
+    let seconds = |list: &[Collective]| -> Vec<f64> {
+        let mut last: Option<(&Collective, f64)> = None;
+        let price = |collective| {
+            if let Some((known, price)) = last.filter(|(known, _)| *known == collective) {
+                last = Some((known, price));
+                return price;
+            }
+            let price = question.costs.collective(collective).time.0;
+            last = Some((collective, price));
+            price
+        };
+        list.iter().map(price).collect()
+    };
+    let ways = |&bytes: &Bytes| {
+        let both = [false, true].map(|leaves| question.costs.transfer(bytes, leaves).time.0);
+        both.iter().sum::<f64>()
+    };
+    let updates = work.optimizer.iter();
+    let updates = updates.filter(|op| matches!(op, Op::Adamw { .. }));
+    let beside_s: f64 = updates.map(|op| question.costs.op(op).time.0).sum();
+    let streamed_s: f64 = work.streamed.iter().map(ways).sum();
+    RankEnd {
+        streamed_s: (streamed_s - beside_s).max(0.0),
+        reduce_s: seconds(&work.reduce),
+        across_s: seconds(&work.across).iter().sum(),
+        gather_s: seconds(&work.gather),
+        exposed_s: seconds(&work.exposed).iter().sum(),
+        update_s: work
+            .optimizer
+            .iter()
+            .map(|op| question.costs.op(op).time.0)
+            .sum(),
+        waiting_s: 0.0,
+        work,
+    }
+}
+
+fn weight_dtype(question: &Question<'_>) -> Dtype {
+    let options = question.options;
+    match (options.primary_weights, options.precision) {
+        // MXFP8 scales along rows and along columns need the wide values (Megatron-LM,
+        // `--reuse-grad-buf-for-mxfp8-param-ag`).
+        (PrimaryWeights::Wide, _) | (PrimaryWeights::Fp8, Precision::Mxfp8) => {
+            options.precision.activation()
+        }
+        (PrimaryWeights::Fp8, _) => Dtype::Fp8,
+    }
+}

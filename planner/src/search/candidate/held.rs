@@ -1,0 +1,522 @@
+//! Memory of pipeline ranks under a choice of recompute sets, and the choices by layer that fit it.
+
+use std::iter::repeat_n;
+use std::rc::Rc;
+
+use moefold_profiles::units::{Bytes, GIB, Span};
+use moefold_profiles::{ByClass, TensorClass};
+
+use super::end::several;
+use super::{Case, StageSplit, own};
+use crate::bucket::Division;
+use crate::choice::{CpComm, in_flight};
+use crate::layout::Layout;
+use crate::memory::{self, Occupancy};
+use crate::mesh::{GroupKind, placement};
+use crate::runtime::{Height as _, Level, Running, StageMemory, Stretch, highest};
+use crate::search::by_layer::{self, Chunk};
+use crate::search::mix::{self, Alike, Way};
+use crate::search::recompute::Sets;
+use crate::search::shape::{Kind, Question, Shape};
+use crate::simulate::lower_bound;
+
+impl StageSplit {
+    /// Memory of a pipeline rank that no recompute set changes.
+    pub(crate) fn held_by(&self, pipeline_rank: usize) -> ByClass<Bytes> {
+        self.held[pipeline_rank]
+    }
+
+    /// The memory of a stage under some recompute sets, in the order of its layers.
+    pub(crate) fn stage_memory(&self, shape: &Shape, stage: usize, sets: &Sets) -> StageMemory {
+        let mut memory = StageMemory::default();
+        for (kind, set, count) in self.each_under(shape, stage, sets) {
+            memory.add_layers(&kind.memory[set], count);
+        }
+        memory
+    }
+
+    /// The most that no recompute set changes, over all ranks.
+    pub(crate) fn held(&self) -> Bytes {
+        let totals = self.held.iter().map(ByClass::total);
+        totals.max().unwrap_or(Bytes::ZERO)
+    }
+
+    /// Works out what no recompute set changes: state, buffers that stay, context and communicators.
+    pub(super) fn hold(&mut self, case: Case<'_>) {
+        let Case {
+            question,
+            layout,
+            shape,
+            ..
+        } = case;
+        let options = question.options;
+        let kept = (options.optimizer, options.masters, options.primary_weights);
+        let bytes = question
+            .stack
+            .state(options.precision, kept, options.grad_dtype);
+        let overhead = overhead(case);
+        let setting = question.setting(layout, shape.wires(), &shape.local, &shape.groups);
+        let step = question.runtime.step(&setting, layout.microbatches());
+        self.message = step.message;
+        let pp = layout.pp() as usize;
+        let shards = question.shards(layout);
+        let share = options.optimizer_offload;
+        let state = |elements: u64| Bytes((elements as f64 * bytes.sharded) as u64);
+        self.streamed = (0..pp)
+            .map(|rank| {
+                let families = self.weights[rank].resting(step.grain, shards);
+                let families = families.into_iter().zip(shards);
+                let pieces = families.flat_map(|(buckets, shards)| {
+                    share.pieces(buckets.iter().sum::<u64>().div_ceil(shards))
+                });
+                let pieces: Vec<u64> = pieces.collect();
+                let on_device = if pieces.is_empty() {
+                    Level::default()
+                } else {
+                    Level::of(TensorClass::Optimizer, state(in_flight(&pieces))) + step.update
+                };
+                (state(pieces.iter().sum()), on_device)
+            })
+            .collect();
+        self.held = (0..pp)
+            .map(|rank| {
+                let resting = self.weights[rank].resting(step.grain, shards);
+                let weights = &self.weights[rank];
+                let held = resting
+                    .each_ref()
+                    .map(|buckets| buckets.iter().sum::<u64>());
+                let mut held = match question.division(layout) {
+                    Division::Sharded(turns) => {
+                        let whole = if question.stack.keeps_units() {
+                            weights.whole(turns, &resting, several(layout))
+                        } else {
+                            let units = weights.units.iter();
+                            memory::largest_units(units.map(|unit| unit.resting.total()))
+                        };
+                        memory::fully_sharded(held, bytes, shards, whole)
+                    }
+                    Division::Whole | Division::AtLeast(_) => memory::state(held, bytes, shards),
+                };
+                held[TensorClass::Optimizer] -= self.streamed[rank].0;
+                held = held + step.standing.bytes();
+                held[TensorClass::Transient] += self.buffers(case, rank);
+                held[TensorClass::Overhead] = overhead;
+                held
+            })
+            .collect();
+    }
+
+    /// Memory of every pipeline rank.
+    pub(crate) fn memory(
+        &self,
+        case: Case<'_>,
+        sets: &Sets,
+        occupancies: &[Vec<Occupancy>],
+    ) -> Vec<ByClass<Bytes>> {
+        let Case {
+            question,
+            layout,
+            shape,
+            ..
+        } = case;
+        let places = layout.places();
+        let stage_of = |rank, chunk| places.stage_of(rank as u32, chunk as u32) as usize;
+        (0..layout.pp() as usize)
+            .map(|rank| {
+                let own = self.own_memory((layout, shape), rank, sets);
+                let stretches = self.own_stretches(case, rank, sets);
+                let running = |at: &Occupancy| match (&stretches, at.running) {
+                    (Some(stretches), _) => self.running(case, rank, &own, stretches, at),
+                    (None, Running::Combined { backward }) => self.layer_by_layer(
+                        case,
+                        [at.chunk, backward].map(|chunk| stage_of(rank, chunk)),
+                        sets,
+                    ),
+                    (None, one) => own[at.chunk].running(one),
+                };
+                let mut held = memory::at_worst_instant(
+                    self.held[rank],
+                    &own,
+                    &occupancies[rank],
+                    self.message,
+                    self.streamed[rank].1,
+                    running,
+                );
+                let allocated = held.total() - held[TensorClass::Overhead];
+                held[TensorClass::Overhead] += allocated.scale(question.stack.fragmentation());
+                held
+            })
+            .collect()
+    }
+
+    /// What the stages of a pipeline rank take and give between pauses, forward and backward, where that is known.
+    fn own_stretches(
+        &self,
+        case: Case<'_>,
+        rank: usize,
+        sets: &Sets,
+    ) -> Option<Vec<[Vec<Stretch>; 2]>> {
+        let of_stage = |stage: usize| {
+            let mut both = [Vec::new(), Vec::new()];
+            for (kind, set, count) in self.each_under(case.shape, stage, sets) {
+                let own = kind.stretches.get(set)?;
+                for _ in 0..count {
+                    both[0].extend_from_slice(&own.forward);
+                }
+            }
+            for (kind, set, count) in self.each_under(case.shape, stage, sets).iter().rev() {
+                let own = kind.stretches.get(*set)?;
+                for _ in 0..*count {
+                    both[1].extend_from_slice(&own.backward);
+                }
+            }
+            Some(both)
+        };
+        own(case.layout, rank).map(of_stage).collect()
+    }
+
+    /// What is alive at most while passes of a rank run, above what is kept: see [`memory::at_worst_instant`].
+    fn running(
+        &self,
+        case: Case<'_>,
+        rank: usize,
+        own: &[StageMemory],
+        stretches: &[[Vec<Stretch>; 2]],
+        at: &Occupancy,
+    ) -> Level {
+        let places = case.layout.places();
+        let stage_of = |chunk: usize| places.stage_of(rank as u32, chunk as u32) as usize;
+        // What a pass begins with, of another stage.
+        let message = |is_there: bool| self.message * i64::from(is_there);
+        let received = |chunk: usize| message(stage_of(chunk) > 0);
+        let returned = |chunk: usize| message(stage_of(chunk) + 1 < self.stages.len());
+        match at.running {
+            Running::Combined { backward } => {
+                let messages = received(at.chunk) + returned(backward);
+                messages + highest(&stretches[at.chunk][0], &stretches[backward][1])
+            }
+            Running::Backward => returned(at.chunk) + highest(&[], &stretches[at.chunk][1]),
+            Running::Forward | Running::Weight => own[at.chunk].running(at.running),
+        }
+    }
+
+    /// What is alive at most while the forward pass of a stage and the backward pass of another take turns layer by layer,
+    /// above what is kept; each has what it works in all along. Megatron-Core lets go of what a layer has saved after its
+    /// backward pass, and of that of the last when both passes are over (`TransformerModelChunkSchedulePlan.run` in
+    /// `megatron/core/models/common/model_chunk_schedule_plan.py`).
+    fn layer_by_layer(
+        &self,
+        case: Case<'_>,
+        [forward, backward]: [usize; 2],
+        sets: &Sets,
+    ) -> Level {
+        let layers = |stage: usize| -> Vec<Level> {
+            let each = self.each_under(case.shape, stage, sets).into_iter();
+            let saved = |kind: &Kind, set: usize| kind.memory[set].passes.saved;
+            each.flat_map(|(kind, set, count)| repeat_n(saved(kind, set), count as usize))
+                .collect()
+        };
+        let works = |stage, pass| self.stage_memory(case.shape, stage, sets).running(pass);
+        let received = u32::from(forward > 0) + u32::from(backward + 1 < self.stages.len());
+        let mut level = self.message * i64::from(received)
+            + works(forward, Running::Forward)
+            + works(backward, Running::Backward);
+        let (mut coming, mut going) = (
+            layers(forward).into_iter(),
+            layers(backward).into_iter().rev(),
+        );
+        let mut peak = level;
+        while coming.len() + going.len() > 0 {
+            level = level + coming.next().unwrap_or_default();
+            peak = peak.higher(level);
+            if let Some(saved) = going.next().filter(|_| going.len() > 0) {
+                level = level - saved;
+            }
+        }
+        peak
+    }
+
+    /// The stages of a pipeline rank, whole.
+    fn own_memory(
+        &self,
+        (layout, shape): (&Layout, &Shape),
+        rank: usize,
+        sets: &Sets,
+    ) -> Vec<StageMemory> {
+        let whole = |stage: usize| {
+            let sent = stage + 1 < self.stages.len();
+            let memory = self.stage_memory(shape, stage, sets);
+            memory.between(self.message, stage > 0, sent)
+        };
+        own(layout, rank).map(whole).collect()
+    }
+
+    /// The most bytes that a rank has in memory of its host.
+    pub(crate) fn on_host(
+        &self,
+        case: Case<'_>,
+        sets: &Sets,
+        occupancies: &[Vec<Occupancy>],
+    ) -> Bytes {
+        let ranks = (0..).zip(occupancies);
+        // No pass runs beside an update, so both are there at once.
+        let of_rank = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
+            let states = self.streamed[rank].0;
+            if case.question.offload().is_none() {
+                return states;
+            }
+            let own = self.own_memory((case.layout, case.shape), rank, sets);
+            states + memory::on_host(&own, occupancies)
+        };
+        ranks.map(of_rank).max().unwrap_or(Bytes::ZERO)
+    }
+
+    /// The recompute sets of layers that take the least time on every rank whose memory they fit, if any do:
+    /// see [`by_layer`].
+    pub(crate) fn by_layer(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> Option<Sets> {
+        let Case {
+            question, shape, ..
+        } = case;
+        // Chunks that are alike are looked at once.
+        let mut known: Vec<(usize, Rc<Chunk>)> = Vec::new();
+        let mut chunk = |stage: usize| -> Rc<Chunk> {
+            let (received, sent) = (stage > 0, stage + 1 < self.stages.len());
+            let alike = |(known, _): &&(usize, Rc<Chunk>)| {
+                let known = *known;
+                let known_ends = (known > 0, known + 1 < self.stages.len());
+                self.runs[known] == self.runs[stage] && known_ends == (received, sent)
+            };
+            if let Some((_, chunk)) = known.iter().find(alike) {
+                return Rc::clone(chunk);
+            }
+            let layers = self
+                .layers(stage)
+                .map(|(_, kind)| shape.kinds[kind].ways.as_slice());
+            let first = (!received).then_some(&shape.embedding.memory[0].passes);
+            let last = (!sent).then_some(&shape.head.memory[0].passes);
+            let message = (self.message.total(), received, sent);
+            let layers: Vec<_> = layers.collect();
+            let chunk = Rc::new(Chunk::new(first, &layers, last, message));
+            known.push((stage, Rc::clone(&chunk)));
+            chunk
+        };
+        let mut sets = vec![0; question.kind_of.len()];
+        for (rank, occupancies) in occupancies.iter().enumerate() {
+            let own = own(case.layout, rank);
+            let chunks: Vec<Rc<Chunk>> = own.clone().map(&mut chunk).collect();
+            let rooms = self.rooms(case, rank, occupancies);
+            let found = by_layer::fastest(&chunks, occupancies, &rooms)?;
+            for (stage, chosen) in own.zip(found) {
+                for (&layer, set) in self.stages[stage].iter().zip(chosen) {
+                    sets[layer as usize] = set;
+                }
+            }
+        }
+        Some(Sets::Each(sets))
+    }
+
+    /// No schedule runs a step in less, whatever each layer recomputes; nothing where it all fits as it is.
+    ///
+    /// What a rank keeps beyond its room it lets go of at the best rate of its layers, at each instant.
+    pub(crate) fn by_layer_bound(
+        &self,
+        case: Case<'_>,
+        occupancies: &[Vec<Occupancy>],
+    ) -> Option<Span> {
+        let (layout, shape) = (case.layout, case.shape);
+        let plain = &case.question.choices[0];
+        let mut times = self.times(case, plain);
+        let mut fits = true;
+        for (rank, occupancies) in occupancies.iter().enumerate() {
+            let own = own(case.layout, rank);
+            let memory = self.own_memory((layout, shape), rank, plain);
+            let rooms = self.rooms(case, rank, occupancies);
+            let mut more_s = 0.0_f64;
+            for (at, room) in occupancies.iter().zip(rooms) {
+                let counts = || at.live.iter().zip(&at.kept);
+                let kept: i64 = (memory.iter().zip(counts()))
+                    .map(|(memory, (&live, &kept))| {
+                        memory.passes.saved.total() * i64::from(live)
+                            + memory.passes.kept.total() * i64::from(kept)
+                    })
+                    .sum();
+                fits &= kept + memory[at.chunk].running(at.running).total() <= room;
+                let rate = own.clone().zip(counts()).map(|(stage, (&live, &kept))| {
+                    let kinds = self.runs[stage].iter();
+                    let rates = kinds.map(|&(kind, _)| {
+                        let kind = &shape.kinds[kind];
+                        let passes = kind.memory[0].passes.totals();
+                        by_layer::best_saver(&kind.ways, kind.backward_s[0], &passes, [live, kept])
+                    });
+                    rates.fold(0.0, f64::max)
+                });
+                let over = (kept - room).max(0) as f64;
+                if over > 0.0 {
+                    more_s = more_s.max(over / rate.fold(0.0, f64::max));
+                }
+            }
+            let last = own.last().expect("a rank has a stage");
+            let more = Span((more_s.min(1e9) * 1e9) as u64);
+            times.backward[last] += more;
+            times.last_backward[last] += more;
+        }
+        (!fits).then(|| lower_bound(layout.places(), layout.microbatches(), &times))
+    }
+
+    /// Bytes that the stages of a rank may take at some instants.
+    fn rooms(&self, case: Case<'_>, rank: usize, occupancies: &[Occupancy]) -> Vec<i64> {
+        let own = own(case.layout, rank);
+        let kinds = own.flat_map(|stage| self.each_kind(case.shape, stage));
+        let beside: i64 = kinds
+            .map(|(kind, count)| kind.memory[0].beside.total() * i64::from(count))
+            .sum();
+        let room = self.room(case.question, rank) - beside;
+        let sent = |at: &Occupancy| self.message.total() * i64::from(at.messages);
+        occupancies.iter().map(|at| room - sent(at)).collect()
+    }
+
+    /// Bytes of a rank's tensors that fit beside those that no recompute set changes. Allocated memory may be
+    /// so much that with its fragmentation it fits.
+    fn room(&self, question: &Question<'_>, rank: usize) -> i64 {
+        let held = self.held[rank];
+        let overhead = held[TensorClass::Overhead].0 as f64;
+        let all = question.capacity().0 as f64 - overhead;
+        let allocated = (all / (1.0 + question.stack.fragmentation())).floor();
+        allocated as i64 - (held.total().0 as i64 - overhead as i64)
+    }
+
+    /// What the step could shrink to if every layer chose its recompute set by itself: see
+    /// [`super::mix`]. No schedule runs this layout and split in less.
+    pub(crate) fn mixed_bound_s(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> f64 {
+        let Case {
+            question,
+            layout,
+            shape,
+            ..
+        } = case;
+        let microbatches = f64::from(layout.microbatches());
+        let (mut before, mut bound) = (0.0, 0.0_f64);
+        for (rank, occupancies) in occupancies.iter().enumerate() {
+            let room = self.room(question, rank) as f64 / GIB as f64;
+            let mut groups = Vec::new();
+            // What gradients of weights need at least, whatever runs again.
+            let mut least = vec![0.0; occupancies.len()];
+            let mut ends_s = 0.0;
+            for stage in own(layout, rank) {
+                let chunk = layout.places().chunk_of(stage as u32) as usize;
+                let live: Vec<u32> = occupancies.iter().map(|m| m.live[chunk]).collect();
+                for (kind, &layers) in shape.kinds.iter().zip(&self.counts[stage]) {
+                    let kept = kind.memory.iter().map(|memory| memory.passes.kept.gib());
+                    let kept = f64::from(layers) * kept.fold(f64::INFINITY, f64::min);
+                    for (least, at) in least.iter_mut().zip(occupancies) {
+                        *least += kept * f64::from(at.kept[chunk]);
+                    }
+                    let ways = kind.memory.iter().zip(&kind.backward_s);
+                    let sent_s: f64 = kind.sent_s().iter().sum();
+                    groups.push(Alike {
+                        layers,
+                        live: live.clone(),
+                        ways: ways
+                            .map(|(memory, backward_s)| Way {
+                                seconds: kind.forward_s + backward_s - sent_s,
+                                gib: memory.passes.saved.gib(),
+                            })
+                            .collect(),
+                    });
+                }
+                let first = (stage == 0).then_some(&shape.embedding);
+                let last = (stage + 1 == self.stages.len()).then_some(&shape.head);
+                for end in first.into_iter().chain(last) {
+                    ends_s += end.least_s(0)[1];
+                }
+            }
+            groups.retain(|group| group.layers > 0);
+            // The first stage keeps nothing of what it sends.
+            let sent = |m: &Occupancy| self.message * i64::from(m.live[0]);
+            let rooms: Vec<f64> = occupancies
+                .iter()
+                .zip(least)
+                .map(|(m, least)| {
+                    if rank == 0 {
+                        room + sent(m).gib() - least
+                    } else {
+                        room - least
+                    }
+                })
+                .collect();
+            if let Some(work) = mix::least_work(&groups, &rooms) {
+                bound = bound.max(before + microbatches * (work + ends_s));
+            }
+            // Stages before it still have their backward passes behind its last one; not so where that is a
+            // divided one.
+            let back = if case.schedule.divides_backward() {
+                Span::ZERO
+            } else {
+                let hidden = self.times.hidden.as_ref();
+                let alone = hidden.map_or(Span::ZERO, |hidden| hidden.alone[rank]);
+                self.times.backward[rank] - alone
+            };
+            before += (self.times.forward[rank] + back).seconds().0;
+        }
+        bound
+    }
+
+    /// Buffers that stay: one for each shape of weight, workspaces.
+    fn buffers(&self, case: Case<'_>, rank: usize) -> Bytes {
+        let question = case.question;
+        let mut kinds = 0_u64;
+        for stage in own(case.layout, rank) {
+            for (kind, &count) in self.counts[stage].iter().enumerate() {
+                if count > 0 {
+                    kinds |= 1 << question.distinct[kind].weights.min(63);
+                }
+            }
+        }
+        case.shape.shape_buffer(kinds) + question.stack.workspace()
+    }
+}
+
+/// Context, communicators of the groups that have more than one rank, and dispatcher buffers.
+pub(crate) fn overhead(case: Case<'_>) -> Bytes {
+    let Case {
+        question,
+        layout,
+        shape,
+        ..
+    } = case;
+    let stack = &question.stack;
+    let degrees = [
+        layout.tp(),
+        layout.cp(),
+        layout.dp() * layout.cp(),
+        layout.ep(),
+        layout.etp(),
+        layout.edp(),
+    ];
+    // Instances of the optimizer have groups of their own, inside and across.
+    let instances = question.options.instances;
+    let inside = question.shards(layout).map(|shards| shards > 1);
+    let instances = if instances > 1 {
+        2 + inside.into_iter().filter(|several| *several).count() as u64
+    } else {
+        0
+    };
+    let levels = shape.groups.cp_levels(shape.cp_comm);
+    let levels = if shape.cp_comm == CpComm::Hierarchical {
+        levels.iter().filter(|level| level.ranks > 1).count() as u64
+    } else {
+        0
+    };
+    let communicators = degrees.iter().filter(|&&degree| degree > 1).count() as u64
+        + levels
+        + instances
+        + stack.pipeline_communicators(layout.places());
+    let ep = placement(layout, GroupKind::Ep, question.cluster);
+    let staging = stack.staging(
+        shape.dispatcher,
+        question.model.hidden,
+        ep.ranks,
+        ep.ranks_per_domain,
+    );
+    stack.common().context + stack.common().communicator * communicators + staging
+}

@@ -1,0 +1,121 @@
+//! What is open is searched as whole as degrees are: orders of ranks, ways to keys.
+
+use std::path::Path;
+
+use moefold_profiles::pricing::Costs;
+
+use super::{run, small};
+use crate::choice::{CpComm, Recompute};
+use crate::layout::{Batch, Order};
+use crate::options::SearchOptions;
+use crate::plan::{Plan, PlannedLayout};
+use crate::search::{self, again};
+use crate::stack::megatron::Declared;
+
+/// The other order is legal where replicas are as many as those of experts, its plans say it, and their groups are its.
+#[test]
+fn oracle_plans_in_the_other_order_are_of_its_groups() {
+    let (mut model, cluster, mut options) = small();
+    model.layers.truncate(8);
+    options.pins = "mbs=1,cp=1,vpp=1".parse().expect("degrees");
+    options.top = usize::MAX;
+    let both = [Order::PP_LAST, Order::DP_LAST].map(|order| {
+        options.order = Some(order);
+        run(&model, &cluster, 32, &options).plans
+    });
+    let legal = |plan: &&PlannedLayout| plan.layout.pp == 1 || plan.layout.dp == plan.layout.edp;
+    let expected = both[0].iter().filter(legal).count();
+    assert!(both[1].len() == expected && expected < both[0].len());
+    let staged = both[1].iter().find(|plan| plan.layout.pp == 4);
+    let staged = staged.expect("some");
+    let plan = Plan::of(staged.clone(), &model, &cluster, 32, &options);
+    let text = serde_json::to_string(&plan).expect("plain data");
+    assert!(text.contains(r#""rank_order":"tp-cp-ep-pp-dp""#), "{text}");
+    let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
+    let layout = read.layout().expect("legal");
+    let stride = layout.tp();
+    let pipeline = crate::mesh::group_of(&layout, crate::mesh::GroupKind::Pp, 0);
+    assert_eq!(pipeline, [0, stride, 2 * stride, 3 * stride]);
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let again = again(&read, &costs, &Declared).expect("prices");
+    assert_eq!(again.predicted.step_s, staged.predicted.step_s);
+}
+
+/// With orders of ranks and ways to keys open, each layout has the best of all, each priced by a call of its own; and
+/// the ranking of a few is theirs.
+#[test]
+fn oracle_open_orders_and_ways_to_keys_are_the_best_of_all() {
+    let (mut model, cluster, mut options) = small();
+    model.layers.truncate(4);
+    options.batch = Batch {
+        seq_len: 65_536,
+        global_batch: 8,
+    };
+    options.pins = "mbs=1,vpp=1,etp=1".parse().expect("degrees");
+    options.recompute = Some(Recompute::Full.into());
+    (options.order, options.cp_comm) = (None, None);
+    let few = run(&model, &cluster, 16, &options);
+    options.top = usize::MAX;
+    let open = run(&model, &cluster, 16, &options);
+    assert!(open.plans.len() > few.plans.len());
+    assert_eq!(few.plans[..], open.plans[..few.plans.len()]);
+    let counted = &open.search;
+    assert_eq!(
+        counted.priced + counted.pruned + counted.refused.values().sum::<u64>(),
+        counted.space
+    );
+
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let mut alone = std::collections::BTreeMap::new();
+    let every = SearchOptions {
+        order: Some(Order::PP_LAST),
+        ..options.clone()
+    };
+    for plan in run(&model, &cluster, 16, &every).plans {
+        let pins = plan.layout.pinned();
+        let mut best: Option<(f64, Order, CpComm)> = None;
+        for (cp_comm, order) in CpComm::ALL
+            .into_iter()
+            .flat_map(|way| [(way, Order::PP_LAST), (way, Order::DP_LAST)])
+        {
+            let own = SearchOptions {
+                order: Some(order),
+                cp_comm: Some(cp_comm),
+                pins,
+                ..options.clone()
+            };
+            let Ok(found) = search::plan(&model, &cluster, 16, &own, &costs, &Declared) else {
+                continue;
+            };
+            let step_s = found.plans[0].predicted.step_s;
+            if best.is_none_or(|(least, ..)| step_s < least) {
+                best = Some((step_s, order, cp_comm));
+            }
+        }
+        alone.insert(format!("{:?}", plan.layout), best.expect("one"));
+    }
+    assert_eq!(open.plans.len(), alone.len());
+    let mut seen = [0; 2];
+    for plan in &open.plans {
+        let (step_s, order, cp_comm) = alone[&format!("{:?}", plan.layout)];
+        assert_eq!(plan.predicted.step_s, step_s, "{:?}", plan.layout);
+        seen[0] += usize::from(plan.rank_order.is_some());
+        seen[1] += usize::from(plan.cp_comm() != CpComm::P2p);
+        // What of a tie is taken does not matter, what wins alone does.
+        if order != Order::PP_LAST {
+            assert_eq!(plan.rank_order, Some(order), "{:?}", plan.layout);
+        }
+        if plan.layout.cp > 1 && cp_comm != CpComm::P2p {
+            assert_ne!(plan.cp_comm(), CpComm::P2p, "{:?}", plan.layout);
+        }
+    }
+    assert!(seen.iter().all(|&seen| seen > 0), "{seen:?}");
+
+    // Runners-up may be what the plan itself is not, and are read.
+    let (best, rest) = (few.plans[0].clone(), few.alternatives);
+    let mut plan = Plan::of(best, &model, &cluster, 16, &options);
+    plan.alternatives = rest;
+    let text = serde_json::to_string(&plan).expect("plain data");
+    let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
+    assert_eq!(read.alternatives, plan.alternatives);
+}

@@ -1,0 +1,623 @@
+//! Tests of what plans say of time, memory and calls.
+
+use std::path::Path;
+
+use moefold_profiles::pricing::Costs;
+use moefold_profiles::trace::Category;
+use moefold_profiles::{Dtype, Precision, TensorClass};
+
+use super::{cluster, run, small};
+use crate::choice::{CpComm, Objective, Recompute, StackName, Zero};
+use crate::layout::Batch;
+use crate::model::presets;
+use crate::options::SearchOptions;
+use crate::plan::Plan;
+use crate::search::{ENDLESS_GIB, plan};
+use crate::stack::megatron::Declared;
+
+#[test]
+fn law_a_breakdown_sums_to_its_step_and_memory_to_its_peak() {
+    let (model, cluster, options) = small();
+    for plan in run(&model, &cluster, 32, &options).plans {
+        let predicted = plan.predicted;
+        assert_eq!(predicted.time_s.total().0, predicted.step_s);
+        for category in Category::ALL {
+            assert!(predicted.time_s.get(category).0 >= 0.0, "{category:?}");
+        }
+        assert!((predicted.memory_gib.total() - predicted.peak_gib).abs() < 1e-9);
+        let worst = predicted
+            .memory_gib_by_pp_rank
+            .iter()
+            .copied()
+            .fold(0.0, f64::max);
+        assert_eq!(worst, predicted.peak_gib);
+        assert!(predicted.peak_gib <= cluster.gpu.memory_gib);
+        let shares = predicted.confidence;
+        let sum = shares.measured + shares.interpolated + shares.extrapolated;
+        assert!((sum - 1.0).abs() < 1e-9);
+    }
+}
+
+#[test]
+fn every_preset_is_priced() {
+    let cluster = cluster("dgx-b200");
+    let batch = Batch {
+        seq_len: 8192,
+        global_batch: 1024,
+    };
+    let mut options = SearchOptions::new(batch, StackName::Megatron);
+    options.top = 1;
+    options.pins = "cp=1,mbs=1,etp=1,vpp=1".parse().expect("degrees");
+    for name in presets::names() {
+        let model = presets::load(name).expect("a preset");
+        let found = run(&model, &cluster, 1024, &options);
+        let mfu = found.plans[0].predicted.mfu;
+        // The made-up models are far too small for such a machine.
+        let made_up = ["tiny", "quickstart", "bench"];
+        let made_up = made_up.iter().any(|of| name.starts_with(of));
+        let least = if made_up { 0.0 } else { 0.02 };
+        assert!(mfu > least && mfu < 0.8, "{name}: {mfu}");
+    }
+}
+
+#[test]
+fn memory_as_objective_finds_less_memory() {
+    let (model, cluster, mut options) = small();
+    let fast = run(&model, &cluster, 16, &options);
+    options.objective = Objective::Memory;
+    let small = run(&model, &cluster, 16, &options);
+    assert!(small.plans[0].predicted.peak_gib < fast.plans[0].predicted.peak_gib);
+    assert!(small.plans[0].predicted.step_s > fast.plans[0].predicted.step_s);
+}
+
+#[test]
+fn golden_mixtral_8x22b_on_128_h100_is_the_published_folding() {
+    // arXiv 2504.14960, Table 3 (TP2 EP8 PP8 ETP1) and the Megatron MoE model zoo (VPP7).
+    let model = presets::load("mixtral-8x22b").expect("a preset");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 256,
+    };
+    let mut options = SearchOptions::new(batch, StackName::Megatron);
+    options.top = 1;
+    let best = |options: &SearchOptions| {
+        let mut plans = run(&model, &cluster("dgx-h100"), 128, options).plans;
+        plans.remove(0)
+    };
+    let open = best(&options);
+    // The paper cuts no sequences of 4096 tokens.
+    options.pins = "cp=1".parse().expect("degrees");
+    let published = best(&options);
+    let layout = published.layout;
+    assert_eq!(
+        (layout.tp, layout.ep, layout.pp, layout.etp),
+        (2, 8, 8, 1),
+        "{layout:?}"
+    );
+    // Where they may be cut, experts and stages stay, and little is won.
+    let layout = open.layout;
+    assert_eq!((layout.ep, layout.pp, layout.etp), (8, 8, 1), "{layout:?}");
+    let [open, published] = [open, published].map(|plan| plan.predicted.step_s);
+    assert!(
+        open <= published && published < 1.03 * open,
+        "{open} {published}"
+    );
+}
+
+#[test]
+fn golden_deepseek_v3_on_1024_h100_is_folded_and_justified() {
+    let model = presets::load("deepseek-v3").expect("a preset");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 8192,
+    };
+    let options = SearchOptions::new(batch, StackName::Megatron);
+    let cluster = cluster("dgx-h100");
+    let found = run(&model, &cluster, 1024, &options);
+    let best = &found.plans[0];
+    let layout = best.layout;
+    let experts = layout.ep * layout.etp;
+    assert!(layout.ep > 1, "{layout:?}");
+    // Folded: experts are laid over more ranks than the tensor group of attention.
+    assert!(experts > layout.tp && layout.etp <= layout.tp, "{layout:?}");
+    assert!(best.predicted.peak_gib <= cluster.gpu.memory_gib);
+    let justified = found.search.inside_domain.as_ref();
+    assert_eq!(justified.is_some(), experts > cluster.gpus_per_domain);
+    if let Some(inside) = justified.and_then(|inside| inside.best.as_ref()) {
+        assert!(inside.step_s >= best.predicted.step_s, "{inside:?}");
+        assert!(inside.layout.ep * inside.layout.etp <= cluster.gpus_per_domain);
+    }
+    // Dense and sparse layers cannot be split over virtual stages exactly.
+    assert_eq!(found.search.optimal, layout.vpp == 1);
+    assert!(
+        (0.0..0.5).contains(&found.search.gap),
+        "{}",
+        found.search.gap
+    );
+}
+
+/// What a profile says of the device's host reaches time and memory of the executor's plans.
+#[test]
+fn launches_reads_and_overhead_are_priced_as_measured() {
+    use moefold_profiles::directory::{Key, OverheadBytes, Profile, Sample, Taken};
+    use moefold_profiles::host::HostCost;
+    use moefold_profiles::units::{Bytes, GIB};
+
+    let batch = Batch {
+        seq_len: 128,
+        global_batch: 4,
+    };
+    let model = presets::load("quickstart").expect("a preset");
+    let cluster = cluster("dgx-h200");
+    let options = SearchOptions {
+        pins: "mbs=1".parse().expect("degrees"),
+        ..SearchOptions::new(batch, StackName::Moefold)
+    };
+    let overhead = OverheadBytes {
+        context: Bytes(2 * GIB),
+        workspaces: Bytes(GIB),
+        other: Bytes(0),
+        others: None,
+    };
+    let sample = |(cost, seconds)| Sample::of(Key::Host(cost), Taken::Repeated, vec![seconds]);
+    let profile = |launch: f64, read: f64| {
+        let costs = [(HostCost::Launch, launch), (HostCost::Read, read)];
+        Profile {
+            overhead: Some(overhead),
+            ..Profile::of("h200", costs.map(sample).to_vec())
+        }
+    };
+    let predicted = |profiles: &[Profile]| {
+        let costs = Costs::for_cluster(&cluster, profiles);
+        let found = plan(&model, &cluster, 1, &options, &costs, &Declared).expect("feasible");
+        found.plans[0].predicted.clone()
+    };
+    let assumed = predicted(&[]);
+    assert!((assumed.memory_gib[TensorClass::Overhead] - 600.0 / 1024.0).abs() < 1e-9);
+    let fast = predicted(&[profile(1e-9, 1e-9)]);
+    assert!((fast.memory_gib[TensorClass::Overhead] - 3.0).abs() < 1e-9);
+    let slow = predicted(&[profile(1e-3, 1e-9)]);
+    assert!(
+        slow.step_s > 0.2 && slow.step_s > 5.0 * fast.step_s,
+        "{} {}",
+        slow.step_s,
+        fast.step_s
+    );
+}
+
+/// A walk adds up tensor by tensor what the memory model says at once, on every pipeline rank.
+#[test]
+fn law_a_walk_peaks_where_its_plan_does() {
+    use moefold_profiles::units::{Bytes, GIB};
+
+    let combined = "expert-alltoall,delay-wgrad,p2p,grad-reduce,param-gather";
+    for (name, gpus, pins, offload, overlap) in [
+        ("mixtral-8x7b", 16, "pp=1,ep=8", "none", combined),
+        ("deepseek-v3", 256, "pp=8,vpp=2,ep=16", "none", combined),
+    ]
+    .into_iter()
+    .chain(
+        [
+            ("mixtral-8x7b", 16, "pp=1", "none"),
+            ("mixtral-8x7b", 32, "pp=4,vpp=2", "none"),
+            ("qwen3-30b-a3b", 32, "pp=2,tp=2", "none"),
+            ("deepseek-v3", 256, "pp=8", "none"),
+            ("mixtral-8x7b", 16, "pp=1", "moe_act"),
+            (
+                "qwen3-30b-a3b",
+                32,
+                "pp=4",
+                "core_attn,attn_proj,expert_fc1",
+            ),
+        ]
+        .map(|(name, gpus, pins, offload)| (name, gpus, pins, offload, "")),
+    ) {
+        let model = presets::load(name).expect("a preset");
+        let cluster = cluster("dgx-h200");
+        let batch = Batch {
+            seq_len: 4096,
+            global_batch: 512,
+        };
+        let options = SearchOptions {
+            pins: pins.parse().expect("degrees"),
+            top: 1,
+            offload: Some(offload.parse().expect("modules")),
+            overlap: (!overlap.is_empty()).then(|| overlap.parse().expect("kinds")),
+            ..SearchOptions::new(batch, StackName::Megatron)
+        };
+        let planned = run(&model, &cluster, gpus, &options).plans.remove(0);
+        assert_eq!(planned.pipeline.schedule.combines(), !overlap.is_empty());
+        assert_eq!(planned.offload.is_none(), offload == "none");
+        assert_eq!(planned.predicted.host_gib > Some(0.0), offload != "none");
+        let plan = Plan::of(planned, &model, &cluster, gpus, &options);
+        let layout = plan.layout().expect("legal");
+        let costs = Costs::for_cluster(&plan.cluster, &[]);
+        let ranks_of_a_stage = gpus / layout.pp();
+        let totals = &plan.planned.predicted.memory_gib_by_pp_rank;
+        let mut worst = (0.0, None);
+        for (pp, &total) in (0..).zip(totals) {
+            let rank = pp * ranks_of_a_stage;
+            let walked =
+                crate::search::walk(&plan, &layout, rank, &costs, &Declared).expect("it walks");
+            let bytes = walked.walk.bytes;
+            assert_eq!(
+                bytes.total().0 - bytes[TensorClass::Overhead].0,
+                walked.walk.peak_bytes.0
+            );
+            // What is beside tensors is context, communicators and 5 percent of the tensors.
+            let beside = Bytes((total * GIB as f64).round() as u64).0 - walked.walk.peak_bytes.0;
+            assert!(beside > GIB, "{name} {pins} {pp}: {beside}");
+            if total > worst.0 {
+                worst = (total, Some(bytes));
+            }
+            assert!(walked.walk.ops > 0);
+            let ratio = walked.walk.step_s / plan.planned.predicted.step_s;
+            // Each collective waits for its own; the plan adds up what hides.
+            assert!((ratio - 1.0).abs() < 0.1, "{name} {pins} {pp}: {ratio}");
+        }
+        let (bytes, gib) = (worst.1.expect("a rank"), plan.planned.predicted.memory_gib);
+        for class in TensorClass::ALL {
+            let (walked, planned) = (bytes[class].gib(), gib[class]);
+            assert!(
+                (walked - planned).abs() < 1e-6,
+                "{name} {pins} {class:?}: {walked} {planned}"
+            );
+        }
+    }
+}
+
+/// Ranks of the CPU that drift apart by a fifth of what they do: the step is a fifth of its passes longer,
+/// whether they meet in layers or only at the end.
+#[test]
+fn golden_waiting_for_others_is_a_category_and_host_time_is_not_hidden() {
+    use moefold_profiles::directory::{Key, Profile, Sample, Taken};
+    use moefold_profiles::host::HostCost;
+    use moefold_profiles::presets::{Machine, local_on};
+    use moefold_profiles::units::{Bytes, GIB};
+    use moefold_profiles::{Collective, CollectiveKind};
+
+    let model = presets::load("quickstart").expect("a preset");
+    let machine = Machine {
+        cores: 4,
+        memory: Bytes(16 * GIB),
+        flops_per_cycle: 32,
+    };
+    let cluster = local_on(machine, 2);
+    let meeting = Key::Collective(Collective {
+        kind: CollectiveKind::AllReduce,
+        bytes: Bytes(1),
+        ranks: 2,
+        ranks_per_domain: 2,
+    });
+    let predicted = |layout: &str, launch: f64, waited: f64| {
+        let samples = vec![
+            Sample {
+                waits: vec![[waited, 1.0]],
+                ..Sample::of(meeting, Taken::Training, vec![1e-5])
+            },
+            Sample::of(Key::Host(HostCost::Launch), Taken::Training, vec![launch]),
+        ];
+        let profile = Profile {
+            cores: 4,
+            concurrent_ranks: 2,
+            ..Profile::of("cpu", samples)
+        };
+        let batch = Batch {
+            seq_len: 128,
+            global_batch: 8,
+        };
+        let options = SearchOptions {
+            precision: Precision::Fp32,
+            pins: layout.parse().expect("degrees"),
+            ..SearchOptions::new(batch, StackName::Moefold)
+        };
+        let costs = Costs::for_cluster(&cluster, &[profile]);
+        let found = plan(&model, &cluster, 2, &options, &costs, &Declared).expect("feasible");
+        found.plans[0].predicted.clone()
+    };
+    for layout in [
+        "tp=2,ep=1,etp=1,mbs=2",
+        "tp=1,ep=2,mbs=2",
+        "tp=1,pp=1,ep=1,mbs=2",
+    ] {
+        let none = predicted(layout, 1e-9, 0.0);
+        let fifth = predicted(layout, 1e-9, 0.2);
+        assert_eq!(none.time_s.get(Category::Waiting).0, 0.0);
+        let waiting = fifth.time_s.get(Category::Waiting).0;
+        let parts = |category: Category| {
+            category.is_of_a_pass() && !matches!(category, Category::Waiting | Category::Host)
+        };
+        let passes = Category::ALL.into_iter().filter(|c| parts(*c));
+        let passes: f64 = passes.map(|c| none.time_s.get(c).0).sum();
+        // Embedding and head may meet nowhere beside layers that do.
+        assert!(
+            (0.15..0.2001).contains(&(waiting / passes)),
+            "{layout}: {waiting} of {passes}"
+        );
+        assert!(
+            (fifth.step_s - none.step_s - waiting).abs() < 1e-6,
+            "{layout}"
+        );
+        let host = |launch| predicted(layout, launch, 0.0).time_s.get(Category::Host).0;
+        assert!((host(2e-6) / host(1e-6) - 2.0).abs() < 0.02, "{layout}");
+    }
+}
+
+#[test]
+fn golden_calls_are_passes_of_layers_and_microbatches() {
+    let (model, mut cluster, mut options) = small();
+    cluster.gpu.memory_gib = 1e3;
+    options.pins = "tp=2,cp=1,pp=1,ep=8,etp=1,mbs=1".parse().expect("degrees");
+    options.recompute = Some(Recompute::None.into());
+    let predicted = run(&model, &cluster, 16, &options)
+        .plans
+        .remove(0)
+        .predicted;
+    assert!(predicted.calls.keys().eq(predicted.busy_s.keys()));
+    // Both passes of 32 layers, in each of the microbatches of 8 replicas.
+    assert_eq!(predicted.calls["router"], 2.0 * 32.0 * (32.0 / 8.0));
+    // Recomputed ops are called again.
+    options.recompute = Some(Recompute::Full.into());
+    let again = run(&model, &cluster, 16, &options)
+        .plans
+        .remove(0)
+        .predicted;
+    assert_eq!(again.calls["router"], 3.0 * 32.0 * (32.0 / 8.0));
+}
+
+/// Bytes by the formula: weights, gradients and states over the replicas, two of the largest units of weights and the
+/// gradients of one.
+#[test]
+fn golden_fully_sharded_memory_and_traffic() {
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let mut cluster = cluster("dgx-h100");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let plan = |zero, overlap: Option<&str>| {
+        let options = SearchOptions {
+            zero,
+            overlap: overlap.map(|words| words.parse().expect("words")),
+            pins: "tp=1,cp=1,pp=1,ep=1,etp=1,mbs=1".parse().expect("degrees"),
+            recompute: Some(Recompute::Full.into()),
+            top: 1,
+            ..SearchOptions::new(
+                Batch {
+                    seq_len: 4096,
+                    global_batch: 128,
+                },
+                StackName::Megatron,
+            )
+        };
+        run(&model, &cluster, 64, &options).plans.swap_remove(0)
+    };
+    let (ours, whole) = (plan(Zero::Fsdp, None), plan(Zero::States, None));
+    assert_eq!((ours.zero, whole.zero), (Some(Zero::Fsdp), None));
+    // 46.7027923e9 parameters; a layer has 8 * 3 * 4096 * 14336 of experts, 2 * 4096^2 + 2 * 4096 * 1024 of attention,
+    // 8 * 4096 of the router and two norms.
+    let (all, layer) = (46_702_792_704.0_f64, 1_451_270_144.0);
+    let gib = |bytes: f64| bytes / f64::from(1 << 30);
+    let memory = &ours.predicted.memory_gib;
+    for (class, bytes) in [
+        (TensorClass::Weights, 2.0 * all / 64.0),
+        (TensorClass::Gradients, 4.0 * all / 64.0),
+        (TensorClass::Optimizer, 12.0 * all / 64.0),
+    ] {
+        assert!(
+            (memory[class] - gib(bytes)).abs() < 1e-5,
+            "{class:?}: {}",
+            memory[class]
+        );
+    }
+    let more = memory[TensorClass::Transient] - whole.predicted.memory_gib[TensorClass::Transient];
+    assert!((more - gib(8.0 * layer)).abs() < 1e-5, "{more}");
+    assert!(whole.predicted.peak_gib > 6.0 * gib(all));
+    // Two microbatches of 34 units, experts of 32 of them apart.
+    let calls = &ours.predicted.calls;
+    assert_eq!(calls["all_gather"], 2.0 * 2.0 * (34.0 + 32.0));
+    assert_eq!(calls["reduce_scatter"], 2.0 * (34.0 + 32.0));
+    // What nothing hides is all of it, in every microbatch.
+    let apart = plan(Zero::Fsdp, Some("none"));
+    let busy = &apart.predicted.busy_s;
+    let dp_comm = apart.predicted.time_s.get(Category::DpComm).0;
+    let expected = busy["all_gather"] + busy["reduce_scatter"];
+    assert!(
+        (dp_comm / expected - 1.0).abs() < 1e-6,
+        "{dp_comm} of {expected}"
+    );
+    assert!(ours.predicted.time_s.get(Category::DpComm).0 < 0.7 * dp_comm);
+    assert!(ours.predicted.step_s < apart.predicted.step_s);
+}
+
+/// Heads are exchanged inside nodes as far as they divide, and across them keys go around; the levels of a plan are those of
+/// its groups, cut one by one.
+#[test]
+fn levels_of_context_parallel_ranks_are_those_of_nodes() {
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let mut cluster = cluster("dgx-h100");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let plan = |cp_comm, cp_sizes, pins: &str| {
+        let options = SearchOptions {
+            cp_comm: Some(cp_comm),
+            cp_sizes,
+            pins: pins.parse().expect("degrees"),
+            recompute: Some(Recompute::Full.into()),
+            top: 1,
+            ..SearchOptions::new(
+                Batch {
+                    seq_len: 1 << 20,
+                    global_batch: 64,
+                },
+                StackName::Megatron,
+            )
+        };
+        let found = run(&model, &cluster, 64, &options).plans.swap_remove(0);
+        Plan::of(found, &model, &cluster, 64, &options)
+    };
+    let pins = |tp: u32, cp: u32| format!("tp={tp},cp={cp},pp=1,ep=8,etp=1,mbs=1");
+    for ([tp, cp], sizes) in [
+        ([1, 16], [8, 2]),
+        ([2, 32], [4, 8]),
+        ([4, 16], [2, 8]),
+        ([1, 4], [4, 1]),
+    ] {
+        let found = plan(CpComm::Hierarchical, None, &pins(tp, cp));
+        let own = found.planned.hierarchical_context_parallel_sizes;
+        assert_eq!(own, Some(sizes), "{tp} {cp}");
+        let layout = found.layout().expect("legal");
+        let mut groups = crate::runtime::LayerGroups::new(&layout, &cluster);
+        groups.cp_inside = sizes[0];
+        let cut = crate::mesh::cut(&layout, crate::mesh::GroupKind::Cp, sizes[1], &cluster);
+        assert_eq!(groups.cp_levels(CpComm::Hierarchical), cut, "{tp} {cp}");
+        // Said, they are the same plan.
+        let said = plan(CpComm::Hierarchical, own, &pins(tp, cp));
+        assert_eq!(said.planned, found.planned);
+        let text = serde_json::to_string(&found).expect("plain data");
+        let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
+        assert_eq!(read.options().cp_sizes, own);
+    }
+    // The ring of eight neighbours and two nodes sends all keys over the network; in levels an eighth of them.
+    let step_s = |plan: &Plan| plan.planned.predicted.step_s;
+    let ring = plan(CpComm::P2p, None, &pins(1, 64));
+    let levels = plan(CpComm::Hierarchical, None, &pins(1, 64));
+    assert!(step_s(&levels) < step_s(&ring));
+    // One level alone is a ring.
+    let alone = plan(CpComm::Hierarchical, Some([1, 64]), &pins(1, 64));
+    assert_eq!(
+        alone.planned.predicted.time_s,
+        ring.planned.predicted.time_s
+    );
+}
+
+/// Replicas in eight instances, each a node: what is divided over eight ranks and gathered there, and reduced over nodes
+/// once a step. Under ZeRO-1 only the states are divided so.
+#[test]
+fn golden_instances_of_the_optimizer_divide_inside_and_reduce_across() {
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let mut cluster = cluster("dgx-h100");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let options = |zero, instances| SearchOptions {
+        zero,
+        instances,
+        overlap: Some("none".parse().expect("words")),
+        pins: "tp=1,cp=1,pp=1,ep=1,etp=1,mbs=1".parse().expect("degrees"),
+        recompute: Some(Recompute::Full.into()),
+        top: 1,
+        ..SearchOptions::new(
+            Batch {
+                seq_len: 4096,
+                global_batch: 128,
+            },
+            StackName::Megatron,
+        )
+    };
+    let plan = |zero, instances| {
+        let options = options(zero, instances);
+        let found = run(&model, &cluster, 64, &options);
+        found.plans.into_iter().next().expect("one")
+    };
+    let all = 46_702_792_704.0_f64;
+    let gib = |bytes: f64| bytes / f64::from(1 << 30);
+    let costs = Costs::for_cluster(&cluster, &[]);
+    for (zero, whole, [gathers, reductions, buckets]) in [
+        (Zero::States, 1.0, [2.0, 2.0, 2.0]),
+        (Zero::Fsdp, 8.0, [4.0 * 66.0, 2.0 * 66.0, 66.0]),
+    ] {
+        let (ours, one) = (plan(zero, 8), plan(zero, 1));
+        assert_eq!(
+            (ours.optimizer_instances, one.optimizer_instances),
+            (Some(8), None)
+        );
+        let memory = &ours.predicted.memory_gib;
+        for (class, bytes) in [
+            (TensorClass::Weights, 2.0 * all / whole),
+            (TensorClass::Gradients, 4.0 * all / whole),
+            (TensorClass::Optimizer, 12.0 * all / 8.0),
+        ] {
+            let found = memory[class];
+            assert!(
+                (found - gib(bytes)).abs() < 1e-5,
+                "{zero:?} {class:?}: {found}"
+            );
+        }
+        let calls = &ours.predicted.calls;
+        assert_eq!(calls["all_gather"], gathers, "{zero:?}");
+        assert_eq!(calls["reduce_scatter"], reductions, "{zero:?}");
+        assert_eq!(calls["all_reduce"], buckets, "{zero:?}");
+        // A node's links are faster than the network from each of its GPUs.
+        let busy = &ours.predicted.busy_s;
+        assert!(
+            busy["all_gather"] < one.predicted.busy_s["all_gather"],
+            "{zero:?}"
+        );
+        // What nothing hides is all of it.
+        let dp_comm = ours.predicted.time_s.get(Category::DpComm).0;
+        let expected = busy["all_gather"] + busy["reduce_scatter"] + busy["all_reduce"];
+        assert!(
+            (dp_comm / expected - 1.0).abs() < 1e-6,
+            "{dp_comm} of {expected}"
+        );
+        if zero == Zero::States {
+            // Each rank's eighth of f32 gradients, over eight nodes.
+            let experts = 32.0 * 8.0 * 3.0 * 4096.0 * 14336.0;
+            let across = |parameters: f64| {
+                let reduce = moefold_profiles::Collective {
+                    kind: moefold_profiles::CollectiveKind::AllReduce,
+                    bytes: Dtype::F32.bytes((parameters / 8.0) as u64),
+                    ranks: 8,
+                    ranks_per_domain: 1,
+                };
+                costs.collective(&reduce).time.0
+            };
+            let expected = across(experts) + across(all - experts);
+            let found = busy["all_reduce"];
+            assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
+        }
+        let planned = Plan::of(ours, &model, &cluster, 64, &options(zero, 8));
+        let text = serde_json::to_string(&planned).expect("plain data");
+        let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
+        assert_eq!(read.options().instances, 8);
+        let again = crate::search::again(&read, &costs, &Declared).expect("prices");
+        assert_eq!(again.predicted.step_s, planned.planned.predicted.step_s);
+        let layout = read.layout().expect("legal");
+        assert!(crate::search::walk(&read, &layout, 0, &costs, &Declared).is_err());
+    }
+}
+
+/// More stages than layers leave the first and the last to the ends of the model, as Megatron-Core does where it
+/// counts these as layers; a layout that is given may leave any stage empty.
+#[test]
+fn golden_stages_without_layers() {
+    let model = presets::load("llama-3.1-405b").expect("a preset");
+    let mut cluster = cluster("gb200-nvl72");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let batch = Batch {
+        seq_len: 8192,
+        global_batch: 1536,
+    };
+    let mut options = SearchOptions {
+        precision: Precision::Mxfp8,
+        pins: "tp=4,cp=1,pp=16,vpp=8,mbs=1".parse().expect("degrees"),
+        recompute: Some(Recompute::None.into()),
+        grad_dtype: Dtype::Bf16,
+        ..SearchOptions::new(batch, StackName::Megatron)
+    };
+    let found = run(&model, &cluster, 256, &options).plans.remove(0);
+    let sizes: Vec<usize> = found.pipeline.stages.iter().map(Vec::len).collect();
+    let mut expected = vec![1; 128];
+    (expected[0], expected[127]) = (0, 0);
+    assert_eq!(sizes, expected);
+    // Without pins too: stages of the given layout are divided among ranks.
+    options.pins = "tp=4,cp=1,pp=16,mbs=1".parse().expect("degrees");
+    options.stages = Some("E|(t|)*126L".parse().expect("a layout"));
+    let given = run(&model, &cluster, 256, &options).plans.remove(0);
+    assert_eq!(given.pipeline.stages, found.pipeline.stages);
+    assert_eq!(given.predicted.step_s, found.predicted.step_s);
+    // Stages that do nothing are as good as none, but for messages.
+    options.stages = Some("E|(t|)*126(|)*16L".parse().expect("a layout"));
+    let empty = run(&model, &cluster, 256, &options).plans.remove(0);
+    assert_eq!((empty.layout.vpp, empty.pipeline.stages.len()), (9, 144));
+    assert!(empty.predicted.step_s > found.predicted.step_s);
+    let plan = Plan::of(empty, &model, &cluster, 256, &options);
+    let text = serde_json::to_string(&plan).expect("plain data");
+    let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
+    assert_eq!(read.layout().expect("legal").stages(), 144);
+}

@@ -1,0 +1,300 @@
+//! Tests of what a search refuses, of memory that is left free, and of what would fit.
+
+use moefold_profiles::pricing::Costs;
+use moefold_profiles::{Dtype, Precision};
+
+use super::{cluster, run, small};
+use crate::choice::{
+    Dispatcher, HostShare, Masters, Module, Optimizer, Recompute, StackName, Zero,
+};
+use crate::layout::Batch;
+use crate::model::presets;
+use crate::options::{MEMORY_HEADROOM, PlanError, SearchOptions};
+use crate::plan::PlannedLayout;
+use crate::search::{Asked, plan, plan_watched};
+use crate::stack::megatron::Declared;
+
+/// Of one candidate a layout those are planned that fill no more than they may, and no others.
+#[test]
+fn law_plans_leave_their_headroom() {
+    let (model, cluster, mut options) = small();
+    options.pins = "pp=1,vpp=1,etp=1".parse().expect("degrees");
+    options.recompute = Some(Recompute::Full.into());
+    options.dispatcher = Some(Dispatcher::Alltoall);
+    options.top = usize::MAX;
+    options.memory_headroom = 0.0;
+    let all = run(&model, &cluster, 32, &options);
+    assert_eq!(all.search.memory_limit_gib, None);
+    let limit = 0.7 * cluster.gpu.memory_gib;
+    options.memory_headroom = 0.3;
+    let found = run(&model, &cluster, 32, &options);
+    let told = found.search.memory_limit_gib.expect("less than all");
+    assert!((told - limit).abs() < 1e-6, "{told}");
+    let fit = |plan: &&PlannedLayout| plan.predicted.peak_gib <= limit;
+    let expected: Vec<_> = all.plans.iter().filter(fit).cloned().collect();
+    assert!(!expected.is_empty() && expected.len() < all.plans.len());
+    assert_eq!(found.plans, expected);
+    // Where nothing is said, something is left.
+    let (_, _, asked) = small();
+    assert_eq!(asked.memory_headroom, MEMORY_HEADROOM);
+    let best = run(&model, &cluster, 16, &asked).plans.remove(0);
+    assert!(best.predicted.peak_gib <= 0.95 * cluster.gpu.memory_gib);
+}
+
+#[test]
+fn a_headroom_is_percent_below_all_and_named_where_nothing_fits() {
+    let (model, cluster, mut options) = small();
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let mut refusal = |headroom| {
+        options.memory_headroom = headroom;
+        let error = plan(&model, &cluster, 16, &options, &costs, &Declared).expect_err("refused");
+        error.to_string()
+    };
+    for (headroom, found) in [(1.0, "`100`"), (-0.5, "`-50`"), (f64::NAN, "`NaN`")] {
+        let message = refusal(headroom);
+        assert!(
+            message.contains("`memory_headroom`") && message.contains(found),
+            "{message}"
+        );
+    }
+    let message = refusal(0.9);
+    assert!(
+        message.contains("a plan may fill 8.0 (`memory_headroom`)"),
+        "{message}"
+    );
+}
+
+#[test]
+fn nothing_feasible_says_what_came_closest() {
+    let model = presets::load("deepseek-v3").expect("a preset");
+    let cluster = cluster("dgx-h100");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 64,
+    };
+    let options = SearchOptions::new(batch, StackName::Megatron);
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let error = plan(&model, &cluster, 16, &options, &costs, &Declared).expect_err("does not fit");
+    let PlanError::Infeasible { refused, least, .. } = &error else {
+        panic!("{error}");
+    };
+    assert!(refused["memory"] > 0);
+    assert!(least.as_ref().expect("a closest").peak_gib > 80.0);
+    assert!(error.to_string().contains("GiB"), "{error}");
+}
+
+/// A request that nothing satisfies: model, cluster, GPUs, tokens a sequence, pinned degrees, room to leave.
+type Short = (
+    &'static str,
+    &'static str,
+    u32,
+    u64,
+    &'static str,
+    f64,
+    Option<Recompute>,
+);
+
+/// What is said to fit is planned when it is asked for, and what is said not to is not.
+#[test]
+fn oracle_changes_that_are_said_to_fit_do_and_others_do_not() {
+    let one = "tp=1,pp=1,ep=1,etp=1";
+    check_changes(&[
+        ("mixtral-8x7b", "dgx-h100", 4, 4096, "", 0.05, None),
+        ("mixtral-8x7b", "dgx-h100", 8, 4096, "", 0.05, None),
+        ("mixtral-8x7b", "dgx-h200", 8, 4096, "", 0.6, None),
+        (
+            "mixtral-8x22b",
+            "dgx-h100",
+            8,
+            4096,
+            "cp=1,mbs=1",
+            0.05,
+            None,
+        ),
+        ("mixtral-8x22b", "dgx-h200", 8, 8192, "", 0.05, None),
+        ("qwen3-30b-a3b", "dgx-h100", 2, 4096, "", 0.05, None),
+        ("qwen3-30b-a3b", "dgx-h100", 4, 4096, "", 0.05, None),
+        ("qwen3-30b-a3b", "dgx-h100", 8, 4096, one, 0.05, None),
+        (
+            "qwen3-30b-a3b",
+            "dgx-h100",
+            8,
+            65_536,
+            "cp=1",
+            0.05,
+            Some(Recompute::None),
+        ),
+        ("deepseek-v2-lite", "dgx-h100", 2, 4096, "", 0.05, None),
+    ]);
+}
+
+#[test]
+#[ignore = "takes minutes; smaller ones are above"]
+fn oracle_changes_of_large_requests_that_are_said_to_fit_do() {
+    check_changes(&[
+        ("mixtral-8x22b", "dgx-h100", 16, 4096, "", 0.05, None),
+        ("mixtral-8x22b", "dgx-h100", 24, 4096, "", 0.4, None),
+        ("qwen3-30b-a3b", "dgx-h100", 8, 262_144, "cp=1", 0.05, None),
+        ("deepseek-v3", "dgx-h100", 128, 4096, "", 0.05, None),
+    ]);
+}
+
+fn check_changes(cases: &[Short]) {
+    let mut seen = std::collections::BTreeSet::new();
+    for (name, on, gpus, seq_len, pins, headroom, recompute) in cases.iter().cloned() {
+        let model = presets::load(name).expect("a preset");
+        let cluster = cluster(on);
+        let costs = Costs::for_cluster(&cluster, &[]);
+        let batch = Batch {
+            seq_len,
+            global_batch: 64,
+        };
+        let asked = SearchOptions {
+            pins: pins.parse().expect("degrees"),
+            recompute: recompute.map(Into::into),
+            memory_headroom: headroom,
+            top: 1,
+            ..SearchOptions::new(batch, StackName::Megatron)
+        };
+        let planned = |gpus, options: &SearchOptions| {
+            plan(&model, &cluster, gpus, options, &costs, &Declared).is_ok()
+        };
+        let what = format!("{name} on {gpus}, {pins}");
+        let all = Asked::new(&model, &cluster, gpus, &asked, &costs, &Declared);
+        let least = match plan_watched(&all) {
+            Err(PlanError::Infeasible { least, .. }) => least,
+            other => panic!("{what}: {other:?}"),
+        };
+        let shortage = crate::search::closest(&all, least.as_deref());
+        assert!(
+            !shortage.savers[0].fits && shortage.savers[0].change == "none",
+            "{what}"
+        );
+        for saver in &shortage.savers {
+            let mut options = asked.clone();
+            for change in saver.change.split(", ") {
+                match change {
+                    "none" => {}
+                    "`memory_headroom` 0" => options.memory_headroom = 0.0,
+                    "`recompute` auto" => options.recompute = None,
+                    "`offload` auto" => options.offload = None,
+                    "`optimizer_offload_fraction` 1" => {
+                        options.optimizer_offload = HostShare(1.0);
+                    }
+                    "`masters` remainder" => options.masters = Masters::Remainder,
+                    "`zero` fsdp" => options.zero = Zero::Fsdp,
+                    "`grad_dtype` bf16" => options.grad_dtype = Dtype::Bf16,
+                    "`optimizer` adam-bf16-moments" => {
+                        options.optimizer = Optimizer::AdamBf16Moments;
+                    }
+                    "without `layout`" => options.pins = "".parse().expect("degrees"),
+                    more => assert_eq!(more, format!("`gpus` {}", saver.gpus)),
+                }
+            }
+            let fits = planned(saver.gpus, &options);
+            assert_eq!(fits, saver.fits, "{what}: {saver:?}");
+            if saver.fits {
+                seen.insert(saver.change.split(' ').next().map(str::to_owned));
+            }
+        }
+    }
+    assert!(seen.len() >= 4, "{seen:?}");
+}
+
+#[test]
+fn impossible_pins_are_refused_with_every_broken_rule() {
+    let (model, cluster, mut options) = small();
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let mut refusal = |pins: &str, seq_len, global_batch| {
+        options.pins = pins.parse().expect("degrees");
+        options.batch = Batch {
+            seq_len,
+            global_batch,
+        };
+        let error = plan(&model, &cluster, 128, &options, &costs, &Declared).expect_err(pins);
+        assert!(!matches!(error, PlanError::Infeasible { .. }), "{error}");
+        error.to_string()
+    };
+    for (pins, seq_len, global_batch, expected) in [
+        (
+            "tp=3",
+            4096,
+            128,
+            &["128 GPUs are not divisible by tp x cp x pp = 3 x 1 x 1"] as &[&str],
+        ),
+        (
+            "tp=3,ep=5",
+            4096,
+            128,
+            &[
+                "tp x cp x pp = 3",
+                "etp x ep x pp = 1 x 5 x 1",
+                "8 key/value heads",
+                "8 experts are not divisible by ep = 5",
+                "the nearest legal degrees are tp=4,ep=4",
+            ],
+        ),
+        (
+            "ep=16",
+            4096,
+            128,
+            &[
+                "8 experts are not divisible by ep = 16",
+                "the nearest legal degrees are ep=8",
+            ],
+        ),
+        // Each tuple breaks one of several rules.
+        (
+            "vpp=32",
+            4096,
+            128,
+            &[
+                "no layout is legal:\n  ",
+                "empty_stages",
+                "vpp_without_pp",
+                "degrees are vpp=",
+            ],
+        ),
+        (
+            "tp=2,cp=1,pp=1,vpp=2,ep=16,etp=1,mbs=1",
+            4096,
+            128,
+            &[
+                "8 experts are not divisible by ep = 16",
+                "vpp = 2 needs a pipeline",
+                "the nearest legal degrees are tp=2,cp=1,pp=",
+            ],
+        ),
+        ("", 0, 128, &["`seq_len`: found `0`, expected at least 1"]),
+        (
+            "",
+            4096,
+            0,
+            &["`global_batch`: found `0`, expected at least 1"],
+        ),
+    ] {
+        let message = refusal(pins, seq_len, global_batch);
+        for expected in expected {
+            assert!(message.contains(expected), "{pins}: {message}");
+        }
+    }
+}
+
+#[test]
+fn sets_that_a_precision_excludes_are_counted_and_not_planned() {
+    let (model, cluster, mut options) = small();
+    options.precision = Precision::Fp8Delayed;
+    options.top = 20;
+    let found = run(&model, &cluster, 16, &options);
+    let search = &found.search;
+    assert!(search.refused["moe_act_under_delayed_fp8"] > 0);
+    let refused: u64 = search.refused.values().sum();
+    assert_eq!(search.space, refused + search.pruned + search.priced);
+    for plan in &found.plans {
+        let set = plan.recompute.alike().expect("all layers do the same");
+        assert!(*set == Recompute::Full || !set.covers(Module::MoeAct));
+    }
+    options.precision = Precision::Fp8;
+    let search = run(&model, &cluster, 16, &options).search;
+    assert!(!search.refused.contains_key("moe_act_under_delayed_fp8"));
+}
