@@ -575,6 +575,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.schedule = args.schedule.0;
     options.overlap = args.overlap.0;
     options.graphs = args.cuda_graph.0;
+    options.fp8_attention = args.fp8_attention;
     options.zero = args.zero;
     options.instances = args.num_distributed_optimizer_instances;
     options.bucket_elements = args.ddp_bucket_size;

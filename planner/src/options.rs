@@ -72,6 +72,8 @@ pub struct SearchOptions {
     pub overlap: Option<Overlap>,
     /// What CUDA graphs launch at once; `None` searches all that the stack takes.
     pub graphs: Option<Graphs>,
+    /// Whether attention multiplies in FP8 (of Megatron-Core, `--fp8-dot-product-attention`).
+    pub fp8_attention: bool,
     /// Elements that a bucket of gradients has at least; `None` is the stack's.
     pub bucket_elements: Option<u64>,
     /// How tokens were routed; balanced where absent.
@@ -124,6 +126,7 @@ impl SearchOptions {
             instances: 1,
             overlap: None,
             graphs: Some(Graphs::NONE),
+            fp8_attention: false,
             bucket_elements: None,
             routing: None,
             objective: Objective::Throughput,

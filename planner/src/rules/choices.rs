@@ -14,7 +14,7 @@ use crate::layout::{Degrees, Illegal, Order};
 use crate::model::{Layer, Model};
 use crate::options::{PipelineLayout, SearchOptions};
 use crate::stack::Stack;
-use moefold_profiles::Precision;
+use moefold_profiles::{Dtype, Precision};
 
 /// See the module's documentation. The default demands nothing.
 #[derive(Debug, Clone, Default)]
@@ -223,6 +223,7 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     }
     check_combined(model, options, &mut broken);
     graphs::check(model, options, &mut broken);
+    check_fp8_attention(options, &mut broken);
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
     }
@@ -359,6 +360,25 @@ fn check_combined(model: &Model, options: &SearchOptions, broken: &mut Vec<Illeg
         "several depths of multi-token prediction (Megatron-Core)",
         "one depth, or `stack` moefold",
     );
+}
+
+/// What attention in FP8 does not go with: it needs an FP8 recipe (Megatron-Core's `fp8_dot_product_attention`).
+fn check_fp8_attention(options: &SearchOptions, broken: &mut Vec<Illegal>) {
+    if !options.fp8_attention {
+        return;
+    }
+    if options.stack == StackName::Moefold {
+        broken.push(Illegal::Fp8Attention {
+            with: "`stack` moefold, whose attention is wide".to_owned(),
+            nearest: "`fp8_attention` false, or `stack` megatron",
+        });
+    }
+    if options.precision.compute() != Dtype::Fp8 {
+        broken.push(Illegal::Fp8Attention {
+            with: format!("`precision` {}", options.precision),
+            nearest: "`precision` fp8, fp8-delayed, fp8-blockwise or mxfp8",
+        });
+    }
 }
 
 /// The rule that a recompute set breaks beside what else is chosen, if any. Full recomputation runs whole

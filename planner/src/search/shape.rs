@@ -536,6 +536,7 @@ impl<'a> Question<'a> {
             sharded: self.shards_weights() && self.shards(layout)[0] > 1,
             offload: self.offload(),
             graphs: self.options.fixed_graphs(),
+            fp8_attention: self.options.fp8_attention,
         }
     }
 

@@ -590,6 +590,7 @@ impl Walker<'_> {
                 local,
                 remote,
                 group: Placement { ranks, .. },
+                ..
             } => {
                 let cost = crate::price::cost_of(work, self.case.question.costs);
                 let collective = Collective {

@@ -312,6 +312,10 @@ fn write_precision(job: &Job, out: &mut Writer) {
             out.because("which are gathered in bf16, into the buffer of gradients");
         }
     }
+    if job.options.fp8_attention {
+        out.on("fp8_dot_product_attention");
+        out.because("attention in FP8 too");
+    }
 }
 
 fn write_optimizer(job: &Job, out: &mut Writer) {

@@ -68,6 +68,7 @@ fn options(words: &str) -> SearchOptions {
             "primary_weights" => {
                 options.primary_weights = named(&PrimaryWeights::ALL, PrimaryWeights::name, word);
             }
+            "fp8_attention" => options.fp8_attention = word == "true",
             "zero" => options.zero = named(&Zero::ALL, Zero::name, word),
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
             other => panic!("{other}"),
@@ -444,6 +445,22 @@ fn weights_in_fp8_are_multiplied_in_it_and_leave_no_remainder() {
     let words = "precision mxfp8 primary_weights fp8 masters remainder";
     let expected = ["`masters` remainder", "`primary_weights` wide"];
     check("", words, "remainder_of_fp8", &expected);
+}
+
+#[test]
+fn attention_in_fp8_needs_a_recipe_and_kernels_that_do() {
+    for precision in ["bf16", "nvfp4"] {
+        let words = format!("precision {precision} fp8_attention true");
+        let expected = ["`fp8_attention`", precision, "mxfp8"];
+        check("", &words, "fp8_attention", &expected);
+    }
+    let words = "stack moefold precision bf16 fp8_attention true";
+    let broken = broken("mixtral-8x22b", "", words);
+    let said = broken[0].to_string();
+    assert!(
+        said.contains("`stack` moefold, whose attention is wide"),
+        "{said}"
+    );
 }
 
 #[test]
