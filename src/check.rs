@@ -307,7 +307,7 @@ impl Case<'_> {
 }
 
 /// Options of the planner whose flags have other names in Megatron-LM; what has no flag of its own there is in words.
-const OPTIONS: [(&str, &str); 25] = [
+const OPTIONS: [(&str, &str); 26] = [
     (
         "`overlap` grad-reduce,param-gather",
         "--overlap-grad-reduce and --overlap-param-gather",
@@ -352,6 +352,7 @@ const OPTIONS: [(&str, &str); 25] = [
     ("`zero` 1", "--data-parallel-sharding-strategy optim"),
     ("`grad_dtype`", "--main-grads-dtype"),
     ("`primary_weights` fp8", "--fp8-param-gather"),
+    ("`fp8_attention`", "--fp8-dot-product-attention"),
     (
         "needs grad-reduce beside",
         "needs --overlap-grad-reduce beside",

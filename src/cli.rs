@@ -164,9 +164,12 @@ pub(crate) struct PlanArgs {
     #[arg(long, default_value = "auto", value_parser = flags::or_auto::<Overlap>)]
     pub(crate) overlap: Auto<Overlap>,
     /// What CUDA graphs launch at once (megatron): none, full_iteration, or modules of layers, of attn, mamba, mlp, moe,
-    /// moe_router and moe_preprocess, comma separated
-    #[arg(long, default_value = "none")]
-    pub(crate) cuda_graph: Graphs,
+    /// moe_router and moe_preprocess, comma separated; auto searches all that go with the rest, with their memory
+    #[arg(long, default_value = "none", value_parser = flags::or_auto::<Graphs>)]
+    pub(crate) cuda_graph: Auto<Graphs>,
+    /// Let attention multiply in FP8 (megatron), under a precision that does
+    #[arg(long)]
+    pub(crate) fp8_attention: bool,
     /// What data parallelism divides: 1, the states of the optimizer; or fsdp, weights and gradients too (without a pipeline)
     #[arg(long, default_value = "1", value_parser = flags::one_of(&Zero::ALL, Zero::name))]
     pub(crate) zero: Zero,

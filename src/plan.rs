@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
 use moefold_executor::trace;
-use moefold_planner::answer::{Answer, Candidate, PlacedExperts, PlacedLayer, Why};
+use moefold_planner::answer::{Answer, PlacedExperts, PlacedLayer, Why};
 use moefold_planner::choice::{Capacity, HostShare, Objective, StackName};
 use moefold_planner::experts;
 use moefold_planner::layout::{Batch, PartialDegrees};
@@ -37,6 +37,10 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     let watcher = Watcher::new(output, args.time_limit)?;
     let watch = |progress: &Progress| watcher.look(progress);
     let wanted = Wanted::new(args, (&model, &cluster), &options)?;
+    let several = wanted.is_some() || args.objective == Goal::SeqLen;
+    if args.front && !several {
+        options.front = FRONT_STEPS;
+    }
     let mut question = Question::new(&model, &cluster, gpus, &profiles).watched(&watch);
     for note in question.costs.notes() {
         output.note(note)?;
@@ -80,7 +84,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     };
     let request = found.answer.request.as_ref();
     question.gpus = request.map_or(gpus, |request| request.gpus);
-    if args.front {
+    if args.front && several {
         question.add_front(&mut found, &options)?;
     }
     if watcher.is_stopped() {
@@ -426,37 +430,23 @@ impl<'a> Question<'a> {
         })
     }
 
-    /// Walks the front of speed against memory: from the winner on, the fastest layout that needs
-    /// less memory than the one before, until nothing fits.
+    /// Adds the front of speed against memory behind the winner of one of several searches.
     fn add_front(&self, found: &mut Found, options: &SearchOptions) -> Result<(), Failure> {
-        let mut limit_gib = found.answer.plans[0].predicted.peak_gib;
-        for _ in 0..FRONT_STEPS {
-            // Just below the last one, so that each search finds a smaller layout.
-            let options = SearchOptions {
-                memory_gib: Some(limit_gib * (1.0 - 1e-6)),
-                top: 1,
-                survey: false,
-                ..options.clone()
-            };
-            let next = match self.found(&options, search::plan_briefly) {
-                // The best so far would be no point of the front.
-                Ok(next) if next.answer.search.unseen.is_some() => break,
-                Ok(next) => next,
-                Err(error) => match *error {
-                    PlanError::Infeasible { .. } | PlanError::Stopped => break,
-                    error => return Err(refusal(error)),
-                },
-            };
-            let plan = &next.answer.plans[0];
-            limit_gib = plan.predicted.peak_gib;
-            let candidate = Candidate {
-                layout: plan.layout,
-                recompute: plan.recompute.clone(),
-                schedule: plan.pipeline.schedule.chosen(),
-                step_s: plan.predicted.step_s,
-                peak_gib: limit_gib,
-            };
-            let feasible = &mut found.answer.search.feasible;
+        let options = SearchOptions {
+            front: FRONT_STEPS,
+            top: 1,
+            survey: false,
+            ..options.clone()
+        };
+        let again = match self.found(&options, search::plan_briefly) {
+            Ok(again) => again.answer.search.feasible,
+            Err(error) => match *error {
+                PlanError::Infeasible { .. } | PlanError::Stopped => return Ok(()),
+                error => return Err(refusal(error)),
+            },
+        };
+        let feasible = &mut found.answer.search.feasible;
+        for candidate in again {
             if !feasible.contains(&candidate) {
                 feasible.push(candidate);
             }
@@ -584,7 +574,8 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.stages.clone_from(&args.pipeline_layout);
     options.schedule = args.schedule.0;
     options.overlap = args.overlap.0;
-    options.graphs = args.cuda_graph;
+    options.graphs = args.cuda_graph.0;
+    options.fp8_attention = args.fp8_attention;
     options.zero = args.zero;
     options.instances = args.num_distributed_optimizer_instances;
     options.bucket_elements = args.ddp_bucket_size;

@@ -437,6 +437,40 @@ fn law_plan_is_deterministic_and_its_parts_sum_up() {
 }
 
 #[test]
+fn graphs_are_searched_where_that_is_asked_for() {
+    let layout = "tp=2,cp=1,pp=8,vpp=7,ep=8,etp=1,mbs=1";
+    let asked = |graphs| {
+        let plan = answer(&mixtral(&[
+            "--layout",
+            layout,
+            "--cuda-graph",
+            graphs,
+            "--json",
+        ]));
+        let of = |key: &str| {
+            plan["plans"][0]["predicted"][key]
+                .as_f64()
+                .expect("a number")
+        };
+        let overhead = &plan["plans"][0]["predicted"]["memory_gib"]["overhead"];
+        let graphs = plan["plans"][0]["cuda_graph"].as_str().map(str::to_owned);
+        let space = plan["search"]["space"].as_u64().expect("a count");
+        (
+            graphs,
+            of("step_s"),
+            overhead.as_f64().expect("a number"),
+            space,
+        )
+    };
+    let (none, auto) = (asked("none"), asked("auto"));
+    assert_eq!(none.0, None);
+    let graphs = auto.0.expect("host time is worth memory");
+    assert!(auto.1 < none.1 && auto.2 > none.2, "{graphs}");
+    // Nothing, attention, two of the router with and without; the whole step under one dispatcher of four.
+    assert!(auto.3 > 6 * none.3, "{} {}", auto.3, none.3);
+}
+
+#[test]
 fn law_the_front_trades_speed_for_memory() {
     let answer = answer(&mixtral(&[
         "--layout",

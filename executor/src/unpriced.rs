@@ -38,6 +38,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         zero: None,
         overlap: None,
         cuda_graph: None,
+        fp8_attention: None,
         optimizer_instances: None,
         bucket_elements: None,
         stack: StackName::Moefold,

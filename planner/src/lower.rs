@@ -130,17 +130,23 @@ impl<'a> Writer<'a> {
 
     /// Quantizes a tensor of so many elements in the forward or backward pass, where the recipe does: it is read as
     /// bf16, and two copies of half the bytes are written, one for the product along rows and one along columns: in
-    /// bytes a copy in bf16. Scales of a whole tensor need its largest element before.
+    /// bytes a copy in bf16. Of NVFP4 the two are 9 bits an element together with their scales: 25 of 32 bytes. Scales
+    /// of a whole tensor need its largest element before.
     pub(crate) fn quantize(&mut self, forward: bool, len: u64) {
         let precision = self.setting.precision;
         if precision.compute().bits() >= self.wide.bits() {
             return;
         }
         let dtype = self.wide;
-        let sweep = |kind| Op::Sweep { kind, len, dtype };
+        let sweep = |kind, len| Op::Sweep { kind, len, dtype };
         let scan = (precision == Precision::Fp8 || precision == Precision::Nvfp4)
-            .then(|| sweep(SweepKind::Sum));
-        for op in scan.into_iter().chain([sweep(SweepKind::Copy)]) {
+            .then(|| sweep(SweepKind::Sum, len));
+        let copied = if precision == Precision::Nvfp4 {
+            len * 25 / 32
+        } else {
+            len
+        };
+        for op in scan.into_iter().chain([sweep(SweepKind::Copy, copied)]) {
             if forward {
                 self.forward(op);
             } else {
@@ -188,13 +194,45 @@ impl<'a> Writer<'a> {
     pub(crate) fn residual(&mut self) {
         let (part, category) = (self.part, self.category);
         self.part = Part::Residual;
-        let len = self.setting.local.tokens_local
-            * self.setting.model.hidden
-            * self.setting.model.residual_streams;
+        let streams = self.setting.model.residual_streams;
+        let len = self.setting.local.tokens_local * self.setting.model.hidden * streams;
         let dtype = self.wide;
+        if streams > 1 {
+            self.mix_streams(len);
+        }
         self.forward(Op::Add { len, dtype });
         self.backward(Op::Add { len, dtype });
         (self.part, self.category) = (part, category);
+    }
+
+    /// What hyper-connections pass over the streams of a block beside the sum into them (Megatron-Core,
+    /// `transformer/hyper_connection.py`, compiled piece by piece): read for their norm, for the projection to weights
+    /// and for the block's input; read and written by the mixing matrix, and written as the block's output is spread.
+    /// Back, each of these reads or writes a gradient too, and gradients of streams that several read are summed.
+    fn mix_streams(&mut self, len: u64) {
+        let dtype = self.wide;
+        let sweep = |kind| Op::Sweep { kind, len, dtype };
+        let forward = [
+            SweepKind::Sum,
+            SweepKind::Sum,
+            SweepKind::Sum,
+            SweepKind::Copy,
+            SweepKind::Fill,
+        ];
+        for kind in forward {
+            self.forward(sweep(kind));
+        }
+        for kind in [
+            SweepKind::Sum,
+            SweepKind::Sum,
+            SweepKind::Copy,
+            SweepKind::Copy,
+            SweepKind::Copy,
+        ] {
+            self.backward(sweep(kind));
+        }
+        self.backward(Op::Add { len, dtype });
+        self.backward(Op::Add { len, dtype });
     }
 
     fn collective(
@@ -251,13 +289,33 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// Elements of the wide type that as many bytes are as `elements` have in what a linear layer multiplies: its input
+    /// is gathered after it was quantized, and so is the gradient of its output (Transformer Engine,
+    /// `gather_along_first_dim` of `pytorch/distributed.py` with a quantizer). Blocks of 16 values share a scale of a
+    /// byte in NVFP4, of 32 in MXFP8.
+    fn gathered(&self, elements: u64) -> u64 {
+        let bits = match self.setting.precision {
+            Precision::Fp32 | Precision::Bf16 => return elements,
+            Precision::Fp8 | Precision::Fp8Delayed | Precision::Fp8Blockwise => 8.0,
+            Precision::Mxfp8 => 8.25,
+            Precision::Nvfp4 => 4.5,
+        };
+        (elements as f64 * bits / self.wide.bits() as f64).round() as u64
+    }
+
     /// Entering a tensor-parallel region under sequence parallelism: the input of `width` is
     /// gathered, gathered again for the weight gradient, and its gradient scattered.
     pub(crate) fn enter_tp(&mut self, width: u64) {
         let elements = self.setting.local.tokens * width;
         let tp = self.setting.groups.tp;
-        self.send_forward(tp, CollectiveKind::AllGather, elements, Category::TpComm);
-        self.send_backward(tp, CollectiveKind::AllGather, elements, Category::TpComm);
+        // The head multiplies in the wide type.
+        let gathered = if self.is_at(Part::Ends) {
+            elements
+        } else {
+            self.gathered(elements)
+        };
+        self.send_forward(tp, CollectiveKind::AllGather, gathered, Category::TpComm);
+        self.send_backward(tp, CollectiveKind::AllGather, gathered, Category::TpComm);
         self.send_backward(
             tp,
             CollectiveKind::ReduceScatter,
@@ -276,6 +334,11 @@ impl<'a> Writer<'a> {
             elements,
             Category::TpComm,
         );
-        self.send_backward(tp, CollectiveKind::AllGather, elements, Category::TpComm);
+        let gathered = if self.is_at(Part::Ends) {
+            elements
+        } else {
+            self.gathered(elements)
+        };
+        self.send_backward(tp, CollectiveKind::AllGather, gathered, Category::TpComm);
     }
 }

@@ -70,8 +70,10 @@ pub struct SearchOptions {
     pub instances: u32,
     /// What runs beside compute; `None` takes all that the stack can.
     pub overlap: Option<Overlap>,
-    /// What CUDA graphs launch at once.
-    pub graphs: Graphs,
+    /// What CUDA graphs launch at once; `None` searches all that the stack takes.
+    pub graphs: Option<Graphs>,
+    /// Whether attention multiplies in FP8 (of Megatron-Core, `--fp8-dot-product-attention`).
+    pub fp8_attention: bool,
     /// Elements that a bucket of gradients has at least; `None` is the stack's.
     pub bucket_elements: Option<u64>,
     /// How tokens were routed; balanced where absent.
@@ -86,9 +88,16 @@ pub struct SearchOptions {
     pub memory_headroom: f64,
     /// Whether to look at every layout for a picture of them all, besides what the search needs.
     pub survey: bool,
+    /// Points of the front of speed against memory that are looked for behind the fastest plan, at most.
+    pub front: usize,
 }
 
 impl SearchOptions {
+    /// What CUDA graphs launch where that is fixed, or nothing.
+    pub fn fixed_graphs(&self) -> Graphs {
+        self.graphs.unwrap_or_default()
+    }
+
     /// The defaults for a batch on a stack.
     pub fn new(batch: Batch, stack: StackName) -> Self {
         Self {
@@ -116,7 +125,8 @@ impl SearchOptions {
             zero: Zero::default(),
             instances: 1,
             overlap: None,
-            graphs: Graphs::NONE,
+            graphs: Some(Graphs::NONE),
+            fp8_attention: false,
             bucket_elements: None,
             routing: None,
             objective: Objective::Throughput,
@@ -124,6 +134,7 @@ impl SearchOptions {
             memory_gib: None,
             memory_headroom: MEMORY_HEADROOM,
             survey: false,
+            front: 0,
         }
     }
 }

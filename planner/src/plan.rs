@@ -85,6 +85,9 @@ pub struct PlannedLayout {
     /// What CUDA graphs launch at once; absent where nothing is a graph.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda_graph: Option<Graphs>,
+    /// Whether attention multiplies in FP8; absent where it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fp8_attention: Option<bool>,
     /// Elements that a bucket of gradients has at least: see [`crate::bucket`]. Absent where each family of
     /// parameters is one bucket, and of stacks that divide nothing by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,7 +129,8 @@ impl PlannedLayout {
             zero: self.zero.unwrap_or_default(),
             instances: self.optimizer_instances.unwrap_or(1),
             overlap: self.overlap,
-            graphs: self.cuda_graph.unwrap_or_default(),
+            graphs: Some(self.cuda_graph.unwrap_or_default()),
+            fp8_attention: self.fp8_attention.unwrap_or(false),
             bucket_elements: self.bucket_elements,
             schedule: Some(self.pipeline.schedule),
             ..SearchOptions::new(batch, self.stack)

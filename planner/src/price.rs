@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use moefold_profiles::pricing::Costs;
+use moefold_profiles::pricing::{Costs, Exchange};
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::{Bytes, Seconds};
 use moefold_profiles::{Collective, CollectiveKind, Cost, Op, Pass, Source};
@@ -172,10 +172,19 @@ pub fn cost_of(work: &Work, costs: &Costs) -> Cost {
         Task::Op(op) => costs.op(&op),
         Task::Collective(collective) => costs.collective(&collective),
         Task::Exchange {
+            kernel,
             local,
             remote,
+            copied,
             group,
-        } => costs.exchange(local, remote, group.ranks, group.ranks_per_domain),
+        } => costs.exchange(&Exchange {
+            kernel,
+            local,
+            remote,
+            copied,
+            ranks: group.ranks,
+            ranks_per_domain: group.ranks_per_domain,
+        }),
         Task::Transfer { bytes, leaves } => costs.transfer(bytes, leaves),
         Task::HostRead => Cost {
             time: Seconds::ZERO,
@@ -610,6 +619,7 @@ mod tests {
             sharded: false,
             offload: crate::choice::Offload::NONE,
             graphs: crate::choice::Graphs::NONE,
+            fp8_attention: false,
         };
         let costs = Costs::for_cluster(&cluster, &[]);
         let sets = [
@@ -664,6 +674,7 @@ mod tests {
                 sharded: false,
                 offload: crate::choice::Offload::NONE,
                 graphs: Graphs::NONE,
+                fp8_attention: false,
             };
             let costs = Costs::for_cluster(&cluster, &[]);
             let layer = Declared.work(&setting, Piece::Layer(&model.layers[0]), &[]);
@@ -720,6 +731,7 @@ mod tests {
                 sharded: false,
                 offload: crate::choice::Offload::NONE,
                 graphs: crate::choice::Graphs::NONE,
+                fp8_attention: false,
             };
             let piece = Piece::Layer(&model.layers[1]);
             let [apart, beside] =

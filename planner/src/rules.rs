@@ -6,6 +6,7 @@
 
 mod choices;
 mod degrees;
+mod graphs;
 mod keys;
 mod space;
 #[cfg(test)]
@@ -14,5 +15,6 @@ mod tests;
 pub(crate) use choices::{clash, runs_beside, schedules, undivided};
 pub use degrees::Rules;
 pub(crate) use degrees::{MOST_POSITIONS, MOST_TOKENS};
+pub(crate) use graphs::{bounds_rows, preprocesses, to_try as graphs_to_try};
 pub(crate) use keys::{KeyWays, heads};
 pub use space::{MAX_MICROBATCH_TOKENS, nearest_legal, space};

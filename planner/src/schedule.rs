@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::choice::ScheduleName;
 use crate::layout::{Layout, Places};
 
-pub use live::{Peak, peak_live};
+pub use live::Peak;
 pub use validate::{Fault, ScheduleError};
 
 /// A pipeline stage, counted over virtual stages: see [`Places`].

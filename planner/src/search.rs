@@ -12,8 +12,10 @@ mod asked;
 mod by_layer;
 mod candidate;
 mod closest;
+mod cuts;
 mod explain;
 mod floor;
+mod front;
 mod longest;
 mod mix;
 mod offload;
@@ -34,6 +36,7 @@ mod why;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 
 use moefold_profiles::Cluster;
 use moefold_profiles::Precision;
@@ -48,7 +51,10 @@ use crate::mesh::{GroupKind, placement};
 use crate::model::Model;
 use crate::options::{LeastMemory, PlanError, SearchOptions};
 use crate::plan::{Alternative, PlannedLayout};
-use crate::rules::{KeyWays, Rules, clash, nearest_legal, runs_beside, space};
+use crate::rules::{
+    KeyWays, Rules, bounds_rows, clash, graphs_to_try, nearest_legal, preprocesses, runs_beside,
+    space,
+};
 use crate::runtime::Runtime;
 use crate::schedule::Schedule;
 use crate::stack::Stack;
@@ -57,7 +63,8 @@ pub use again::{ENDLESS_GIB, again};
 pub use asked::Asked;
 pub use longest::{Lengths, longest};
 
-use floor::{Weights, Works, floor_s, held};
+use floor::{ShapeWork, Weights, Works, floor_s, held};
+use front::Known;
 use predict::Priced;
 use recompute::Sets;
 use request::check_request;
@@ -66,10 +73,7 @@ use survey::survey;
 pub use walk::{starts, walk};
 pub use watch::{Progress, Watch};
 
-use visit::{Found, Moments, Outcome, Tally, Unit, moments_key, split_bound_s, visit};
-
-/// Units looked at together; fixed, so that results do not depend on the threads there are.
-const BATCH: usize = 32;
+use visit::{BATCH, Found, Moments, Outcome, Tally, Unit, moments_key, split_bound_s, visit};
 
 /// The plans found, best first, and how the search went.
 #[derive(Debug, Clone, PartialEq)]
@@ -159,14 +163,15 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
     } = *asked;
     let costs = &*prices(asked.costs, options);
     let rules = Rules::of(model, options);
-    let question = question(&Asked { costs, ..*asked }, &rules)?;
+    let variants = graphs_to_try(model, options);
+    let mut questions = questions(&Asked { costs, ..*asked }, &rules, &variants)?;
     let Candidates {
         layouts,
         space: total,
         refusals,
         too_large,
         all_illegal,
-    } = candidates(&question, gpus, &rules, watch)?;
+    } = candidates(&questions, gpus, &rules, watch)?;
     let counts = refusals.iter().map(|r| (r.reason.to_owned(), r.count));
     let mut refused: BTreeMap<String, u64> = counts.collect();
     let sentences = refusals
@@ -181,26 +186,34 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
         });
     }
 
-    let shapes = shapes(&layouts);
-    let occupancies = all_occupancies(&question, &layouts);
-    let mut units = units(&question, &layouts, &shapes, &occupancies);
+    let shapes = shapes(&layouts, questions.len());
+    let occupancies = all_occupancies(&questions[0], &layouts);
+    let mut units = units(&questions, &layouts, &shapes, &occupancies);
     units.sort_unstable_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
 
     let mut tally = Tally::default();
     let ordered: Vec<&Unit<'_>> = units.iter().collect();
-    let Ranked { ranking, unseen } = rank(&question, &ordered, options.top, &mut tally, watch);
+    let mut known = Known::new(if options.front > 0 { &ordered } else { &[] });
+    let Ranked { ranking, unseen } = rank(
+        &questions,
+        &ordered,
+        options.top,
+        (&mut tally, &mut known),
+        watch,
+    );
     if unseen.is_some() && ranking.is_empty() {
         return Err(PlanError::Stopped);
     }
     let inside_domain = ranking
         .first()
-        .filter(|best| !experts_inside_domain(&question, best.unit.layout))
-        .and_then(|_| inside_domain(&question, &units, watch));
+        .filter(|best| !experts_inside_domain(&questions[0], best.unit.layout))
+        .and_then(|_| inside_domain(&questions, &units, watch));
 
     if tally.memory + too_large > 0 {
         refused.insert("memory".to_owned(), tally.memory + too_large);
     }
-    let mut gap = ranking.first().map_or(0.0, |best| best.gap(&question));
+    let of = |found: &Found<'_>| &questions[found.question];
+    let mut gap = ranking.first().map_or(0.0, |best| best.gap(of(best)));
     if let (Some(left), Some(best)) = (unseen, ranking.first()) {
         gap = gap.max(1.0 - left.floor / best.score(options.objective));
     }
@@ -208,19 +221,20 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
     let priced: Vec<Priced> = ranking
         .iter()
         .map(|found| {
-            let memory = found.memory(&question);
+            let question = of(found);
+            let memory = found.memory(question);
             let mut priced = {
-                let on_host = found.on_host(&question);
-                predict::planned(&question, &found.choice(), &memory, on_host)
+                let on_host = found.on_host(question);
+                predict::planned(question, &found.choice(), &memory, on_host)
             };
-            priced.plan.predicted.routing = otherwise::routing(&question, found);
+            priced.plan.predicted.routing = otherwise::routing(question, found);
             priced
         })
         .collect();
-    let search = SearchRecord {
+    let capacity = questions[0].capacity();
+    let mut search = SearchRecord {
         told_apart: None,
-        memory_limit_gib: (question.capacity() < cluster.gpu.memory())
-            .then(|| question.capacity().gib()),
+        memory_limit_gib: (capacity < cluster.gpu.memory()).then(|| capacity.gib()),
         space: total,
         pruned: total - refused.values().sum::<u64>() - tally.priced - unseen.unwrap_or(0),
         unseen,
@@ -230,10 +244,10 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
         optimal: unseen.is_none()
             && ranking
                 .first()
-                .is_some_and(|best| best.split_is_exact(&question)),
+                .is_some_and(|best| best.split_is_exact(of(best))),
         gap,
         feasible: tally.feasible,
-        survey: (options.survey && unseen.is_none()).then(|| survey(&question, &units)),
+        survey: (options.survey && unseen.is_none()).then(|| survey(&questions, &units)),
         inside_domain,
     };
     if ranking.is_empty() {
@@ -242,9 +256,19 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
             refused: search.refused,
             examples,
             least: None,
-            capacity_gib: question.capacity().gib(),
+            capacity_gib: capacity.gib(),
             device_gib: cluster.gpu.memory_gib,
         });
+    }
+    if unseen.is_none()
+        && let Some(best) = ranking.first()
+    {
+        let points = known.front(&mut questions, &ordered, best, options.front, watch);
+        for point in points {
+            if !search.feasible.contains(&point) {
+                search.feasible.push(point);
+            }
+        }
     }
     Ok((priced, search))
 }
@@ -253,6 +277,10 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
 fn endless(asked: &Asked<'_>, gpus: u32, options: &SearchOptions) -> Option<PlannedLayout> {
     let mut cluster = asked.cluster.clone();
     cluster.gpu.memory_gib = ENDLESS_GIB;
+    let options = &SearchOptions {
+        front: 0,
+        ..options.clone()
+    };
     let endless = Asked {
         cluster: &cluster,
         gpus,
@@ -291,6 +319,7 @@ pub fn why(
         pins: *about,
         top: 1,
         survey: false,
+        front: 0,
         ..asked.options.clone()
     };
     let asked = &Asked { options, ..*asked };
@@ -311,14 +340,17 @@ fn bounds(asked: &Asked<'_>, own: &PlannedLayout) -> Option<[f64; 2]> {
     }
     let costs = &*prices(asked.costs, options);
     let rules = Rules::of(asked.model, options);
-    let question = question(&Asked { costs, ..*asked }, &rules).ok()?;
+    let variants = graphs_to_try(asked.model, options);
+    let questions = questions(&Asked { costs, ..*asked }, &rules, &variants).ok()?;
     let degrees = own.layout.pinned().complete(asked.gpus)?;
     let layouts = [rules.layout(&degrees).ok()?];
-    let shapes = shapes(&layouts);
-    let occupancies = all_occupancies(&question, &layouts);
-    let units = units(&question, &layouts, &shapes, &occupancies);
+    let shapes = shapes(&layouts, questions.len());
+    let occupancies = all_occupancies(&questions[0], &layouts);
+    let units = units(&questions, &layouts, &shapes, &occupancies);
     let unit = units.first()?;
-    Some([unit.floor, split_bound_s(&question, unit)])
+    let each = questions.iter().zip(unit.shapes);
+    let bounds = each.map(|(question, shapes)| split_bound_s(question, unit, shapes));
+    Some([unit.floor, bounds.fold(f64::INFINITY, f64::min)])
 }
 
 /// The tuples of degrees of a space, judged.
@@ -349,11 +381,12 @@ struct Refusal {
 const JUDGED: usize = 1 << 14;
 
 fn candidates(
-    question: &Question<'_>,
+    questions: &[Question<'_>],
     gpus: u32,
     rules: &Rules,
     watch: &Watch<'_>,
 ) -> Result<Candidates, PlanError> {
+    let question = &questions[0];
     let options = question.options;
     let mut found = Candidates {
         layouts: Vec::new(),
@@ -363,10 +396,9 @@ fn candidates(
         all_illegal: true,
     };
     let (capacity, mut weights) = (question.capacity(), Weights::new());
-    let mut broken = Vec::new();
+    let (mut broken, mut each) = (Vec::new(), Vec::new());
     let spaces = pins(options, gpus).into_iter();
     let tuples = spaces.flat_map(|pins| space(question.model, gpus, &options.batch, &pins));
-    let sets = question.legal_sets() + question.illegal_sets.len() as u64;
     for (number, degrees) in tuples.enumerate() {
         let making = Progress {
             seen: 0,
@@ -376,33 +408,39 @@ fn candidates(
         if number % JUDGED == 0 && watch(&making).is_break() {
             return Err(PlanError::Stopped);
         }
-        let each = question.ways(&degrees);
-        found.space += each * sets;
+        let ways = questions.iter().map(|question| question.ways(&degrees));
+        each.clear();
+        each.extend(questions.iter().zip(ways));
+        let legal = each.iter().map(|(of, ways)| ways * of.legal_sets());
+        let legal: u64 = legal.sum();
+        let illegal = each
+            .iter()
+            .map(|(of, ways)| ways * of.illegal_sets.len() as u64);
+        let all = legal + illegal.sum::<u64>();
+        found.space += all;
         match rules.judge(&degrees, true, &mut broken) {
             Some(layout) => {
                 found.all_illegal = false;
-                for illegal in &question.illegal_sets {
-                    found.refuse(illegal.reason(), each, illegal);
+                let fits = held(question, &layout, &mut weights) <= capacity;
+                let other = question.renumbered(&layout);
+                if other.is_some() {
+                    found.space += all;
                 }
-                if held(question, &layout, &mut weights) > capacity {
-                    found.too_large += each * question.legal_sets();
-                } else {
-                    found.layouts.push(layout);
-                }
-                if let Some(other) = question.renumbered(&layout) {
-                    // What is refused of one order is of the other.
-                    found.space += each * sets;
-                    for illegal in &question.illegal_sets {
-                        found.refuse(illegal.reason(), each, illegal);
+                // What is refused of one order is of the other.
+                for layout in iter::once(layout).chain(other) {
+                    for (question, ways) in &each {
+                        for illegal in &question.illegal_sets {
+                            found.refuse(illegal.reason(), *ways, illegal);
+                        }
                     }
-                    if found.layouts.last() == Some(&layout) {
-                        found.layouts.push(other);
+                    if fits {
+                        found.layouts.push(layout);
                     } else {
-                        found.too_large += each * question.legal_sets();
+                        found.too_large += legal;
                     }
                 }
             }
-            None => found.refuse(broken[0].reason(), each * sets, &broken[0]),
+            None => found.refuse(broken[0].reason(), all, &broken[0]),
         }
     }
     Ok(found)
@@ -465,13 +503,13 @@ struct Unseen {
 
 /// Ranks units, which come in the order of their floors.
 fn rank<'a>(
-    question: &Question<'_>,
+    questions: &[Question<'_>],
     units: &[&'a Unit<'a>],
     top: usize,
-    tally: &mut Tally,
+    (tally, known): (&mut Tally, &mut Known<'a>),
     watch: &Watch<'_>,
 ) -> Ranked<'a> {
-    let objective = question.options.objective;
+    let objective = questions[0].options.objective;
     let mut ranking: Vec<Found<'a>> = Vec::new();
     let mut unseen = None;
     for (number, batch) in units.chunks(BATCH).enumerate() {
@@ -491,17 +529,18 @@ fn rank<'a>(
             let left = units[number * BATCH..].iter();
             let left = left.filter(|unit| unit.floor < limit);
             unseen = Some(Unseen {
-                children: left.map(|unit| unit.children(question)).sum(),
+                children: left.map(|unit| unit.children(questions)).sum(),
                 floor: batch[0].floor,
             });
             break;
         }
         let outcomes: Vec<Outcome<'a>> = batch
             .par_iter()
-            .map(|unit| visit(question, unit, limit))
+            .map(|unit| visit(questions, unit, limit))
             .collect();
-        for outcome in outcomes {
+        for (place, outcome) in (number * BATCH..).zip(outcomes) {
             tally.add(&outcome);
+            known.learn(place, &outcome);
             ranking.extend(outcome.best);
         }
         ranking.sort_by(|a, b| {
@@ -509,7 +548,7 @@ fn rank<'a>(
                 .total_cmp(&b.score(objective))
                 .then(a.unit.layout.cmp(b.unit.layout))
         });
-        if question.options.order.is_none() {
+        if questions[0].options.order.is_none() {
             // Of a layout the better order.
             let mut seen = BTreeSet::new();
             ranking.retain(|found| seen.insert(found.unit.layout.numbered(Order::PP_LAST)));
@@ -526,19 +565,43 @@ fn experts_inside_domain(question: &Question<'_>, layout: &Layout) -> bool {
 /// What keeping the experts inside one NVLink domain would come to, priced as everything else; nothing where the
 /// search is stopped before.
 fn inside_domain(
-    question: &Question<'_>,
+    questions: &[Question<'_>],
     units: &[Unit<'_>],
     watch: &Watch<'_>,
 ) -> Option<InsideDomain> {
     let near: Vec<&Unit<'_>> = units
         .iter()
-        .filter(|unit| experts_inside_domain(question, unit.layout))
+        .filter(|unit| experts_inside_domain(&questions[0], unit.layout))
         .collect();
-    let Ranked { ranking, unseen } = rank(question, &near, 1, &mut Tally::default(), watch);
+    let unsaid = (&mut Tally::default(), &mut Known::new(&[]));
+    let Ranked { ranking, unseen } = rank(questions, &near, 1, unsaid, watch);
     unseen.is_none().then(|| InsideDomain {
-        gpus_per_domain: question.cluster.gpus_per_domain,
-        best: ranking.first().map(|found| found.candidate(question)),
+        gpus_per_domain: questions[0].cluster.gpus_per_domain,
+        best: ranking
+            .first()
+            .map(|found| found.candidate(&questions[found.question])),
     })
+}
+
+/// What is asked under each choice of what CUDA graphs launch, those of more first.
+fn questions<'a>(
+    asked: &Asked<'a>,
+    rules: &Rules,
+    variants: &'a [SearchOptions],
+) -> Result<Vec<Question<'a>>, PlanError> {
+    let of = |options: &'a SearchOptions| question(&Asked { options, ..*asked }, rules);
+    let mut questions: Vec<Question<'a>> = variants.iter().map(of).collect::<Result<_, _>>()?;
+    let graphs = |options: &SearchOptions| options.fixed_graphs();
+    for (number, options) in variants.iter().enumerate() {
+        let own = graphs(options);
+        let has_all = |above: &&usize| {
+            let other = graphs(&variants[**above]);
+            !other.is_whole() && own.modules().all(|module| other.covers(module))
+        };
+        let above: Vec<usize> = (0..number).collect();
+        questions[number].above = above.iter().filter(has_all).copied().collect();
+    }
+    Ok(questions)
 }
 
 impl Question<'_> {
@@ -569,8 +632,8 @@ fn question<'a>(asked: &Asked<'a>, rules: &Rules) -> Result<Question<'a>, PlanEr
         runtime,
         ..
     } = *asked;
-    let stack =
-        Stack::on(options.stack, cluster, costs.host()).under(options.graphs, options.overlap);
+    let stack = Stack::on(options.stack, cluster, costs.host());
+    let stack = stack.under(options.fixed_graphs(), options.overlap);
     let unable = |what: String, limit: String| Err(PlanError::Unable { what, limit });
     if let Some(reason) = runtime.refuses(model, options.precision) {
         return unable(format!("`stack` {}", stack.name().name()), reason);
@@ -606,6 +669,7 @@ fn question<'a>(asked: &Asked<'a>, rules: &Rules) -> Result<Question<'a>, PlanEr
             let beside = overlap.shared_expert || overlap.expert_alltoall;
             all.filter(|&dispatcher| !pads || stack.pads_under(dispatcher))
                 .filter(|&dispatcher| !beside || runs_beside(dispatcher))
+                .filter(|&dispatcher| preprocesses(options, dispatcher))
                 .collect()
         }
         Some(wanted) => vec![wanted],
@@ -648,19 +712,22 @@ fn question<'a>(asked: &Asked<'a>, rules: &Rules) -> Result<Question<'a>, PlanEr
         dispatchers,
         keys: KeyWays::of(model, options),
         routing,
+        above: Vec::new(),
+        needs_exchange: bounds_rows(model, options),
+        limit: None,
         kind_of,
         distinct,
     })
 }
 
-/// Shapes by the degrees they depend on.
-type ByDegrees = BTreeMap<[u32; 5], Shapes>;
+/// Shapes by the degrees they depend on, and by question.
+type ByDegrees = BTreeMap<[u32; 5], Vec<Shapes>>;
 
-fn shapes(layouts: &[Layout]) -> ByDegrees {
+fn shapes(layouts: &[Layout], questions: usize) -> ByDegrees {
     let mut shapes = ByDegrees::new();
     for layout in layouts {
-        let key = shape_key(layout);
-        shapes.entry(key).or_insert_with(|| Shapes::new(layout));
+        let of_each = || (0..questions).map(|_| Shapes::new(layout)).collect();
+        shapes.entry(shape_key(layout)).or_insert_with(of_each);
     }
     shapes
 }
@@ -683,17 +750,27 @@ fn all_occupancies(question: &Question<'_>, layouts: &[Layout]) -> Moments {
 }
 
 fn units<'a>(
-    question: &Question<'_>,
+    questions: &[Question<'_>],
     layouts: &'a [Layout],
     shapes: &'a ByDegrees,
     occupancies: &'a Moments,
 ) -> Vec<Unit<'a>> {
-    let works = Works::new(question, shapes.values().map(Shapes::layout));
+    let question = &questions[0];
+    let all = || shapes.values().map(|shapes| shapes[0].layout());
+    // No layout takes less time under one below another.
+    let fastest = questions.iter().filter(|of| of.above.is_empty());
+    let works: Vec<(&Question<'_>, Works)> =
+        fastest.map(|of| (of, Works::new(of, all()))).collect();
     let objective = question.options.objective;
     let mut weights = Weights::new();
+    let of_shape = |shapes: &Vec<Shapes>| -> Vec<ShapeWork> {
+        let each = works.iter();
+        each.flat_map(|(of, works)| works.of(of, shapes[0].layout()))
+            .collect()
+    };
     let known: BTreeMap<[u32; 5], _> = shapes
         .iter()
-        .map(|(&key, shapes)| (key, (works.of(question, shapes.layout()), shapes)))
+        .map(|(&key, shapes)| (key, (of_shape(shapes), shapes)))
         .collect();
     layouts
         .iter()
@@ -701,6 +778,7 @@ fn units<'a>(
             let (work, shapes) = &known[&shape_key(layout)];
             let floor = match objective {
                 Objective::Throughput => {
+                    // The schedules are the same.
                     let floors = work.iter().map(|work| floor_s(question, layout, work));
                     floors.fold(f64::INFINITY, f64::min)
                 }

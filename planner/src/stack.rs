@@ -5,6 +5,7 @@
 //! allocates for a piece of the model is its [`crate::runtime::Runtime`]'s to say. Constants are physics or
 //! cited measurements, none is per model.
 
+pub mod graphs;
 pub mod host;
 pub mod megatron;
 
@@ -16,6 +17,7 @@ use crate::choice::{
 };
 use crate::layout::Places;
 use crate::memory::StateBytes;
+use crate::runtime::Lowered;
 
 use host::{Host, Issue};
 
@@ -124,6 +126,18 @@ impl Stack {
             stack.tp_beside = overlap.is_some_and(|overlap| overlap.tp);
         }
         self
+    }
+
+    /// Kernels of both passes of a piece that are nodes of CUDA graphs.
+    pub fn graph_nodes(&self, lowered: &Lowered) -> u64 {
+        match self {
+            Self::Megatron(stack) => {
+                let mixer = Issue::mixer(&lowered.forward);
+                let passes = lowered.forward.iter().chain(&lowered.backward);
+                passes.map(|work| stack.issue.nodes(work, mixer)).sum()
+            }
+            Self::Moefold(_) => 0,
+        }
     }
 
     /// Which.

@@ -76,3 +76,12 @@ impl Collective {
         self.ranks > self.ranks_per_domain
     }
 }
+
+/// Kernels that exchange tokens, one copy a destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ExchangeKernel {
+    /// DeepEP.
+    Deepep,
+    /// HybridEP.
+    Hybridep,
+}

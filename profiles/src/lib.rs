@@ -29,7 +29,7 @@ pub mod units;
 
 pub use calibration::{Calibration, Factors};
 pub use cluster::{Cluster, Gpu};
-pub use collective::{Collective, CollectiveKind};
+pub use collective::{Collective, CollectiveKind, ExchangeKernel};
 pub use cost::{Cost, Source};
 pub use directory::Profile;
 pub use dtype::{Dtype, Precision};

@@ -14,7 +14,7 @@
 //!
 //! fp8 prices are those of block-scaled recipes (blockwise, MXFP8; see
 //! [`Costs::with_scales_of_tensors`] for others); quantization passes are ops of their own, not in them. Launch overhead belongs to the software stack and is not here. Two laws hold: more work of a
-//! family is never cheaper, and more bandwidth is never slower.
+//! family is never cheaper (but for heads that grow wider in fp8), and more bandwidth is never slower.
 
 mod attention;
 mod curve;
@@ -28,12 +28,12 @@ mod waits;
 
 use attention::Attention;
 use local::{Local, Scaled};
-use matrix::Matrix;
+use matrix::{Held, Matrix};
 use network::Network;
 
 use crate::calibration::{Calibration, Factors};
 use crate::cluster::Cluster;
-use crate::collective::Collective;
+use crate::collective::{Collective, ExchangeKernel};
 use crate::cost::{Cost, Source};
 use crate::directory::{Key, Profile, Sample};
 use crate::host::{Direction, HostCost, HostTimes};
@@ -99,7 +99,8 @@ impl Costs {
         };
         let turns = turns.max(1.0);
         let host = host_times(&scaled);
-        let local = Local::new(&scaled, &|op| shipped.op(op).0, &|collective| {
+        let by_itself = |op: &Op| shipped.op(op, Held::ByItself).0;
+        let local = Local::new(&scaled, &by_itself, &|collective| {
             shipped.network.price(collective).0
         });
         let own = Self {
@@ -192,7 +193,7 @@ impl Costs {
         if let Some(cost) = self.local.op(op) {
             return cost;
         }
-        let (time, source) = self.shipped.op(op);
+        let (time, source) = self.shipped.op(op, Held::AmongOthers);
         let narrow =
             matches!(op, Op::Gemm { .. } | Op::GroupedGemm { .. }) && op.dtype().bits() < 16;
         Cost {
@@ -258,8 +259,17 @@ impl Costs {
     /// The price of an exchange in which each of `ranks` ranks sends `local` bytes to the other ranks of
     /// its NVLink domain, which holds `ranks_per_domain` of them, and `remote` bytes over its NIC: a
     /// token dispatch that sends one copy a destination (DeepEP, HybridEP), its duplicates already
-    /// removed by the caller. A plain all-to-all is a [`Collective`].
-    pub fn exchange(&self, local: Bytes, remote: Bytes, ranks: u32, ranks_per_domain: u32) -> Cost {
+    /// removed by the caller. `copied` bytes of the device's memory are read and written besides, between the kernel's
+    /// buffers and tensors. A plain all-to-all is a [`Collective`].
+    pub fn exchange(&self, exchange: &Exchange) -> Cost {
+        let &Exchange {
+            kernel,
+            local,
+            remote,
+            copied,
+            ranks,
+            ranks_per_domain,
+        } = exchange;
         if ranks <= 1 {
             return NOTHING;
         }
@@ -267,16 +277,38 @@ impl Costs {
             f64::from(ranks),
             f64::from(ranks_per_domain.clamp(1, ranks)),
         );
-        let (time, source) = self
-            .shipped
-            .network
-            .exchange(local.0 as f64, remote.0 as f64, n, m);
-        Cost {
+        let (time, source) =
+            self.shipped
+                .network
+                .exchange(kernel, [local.0 as f64, remote.0 as f64], [n, m]);
+        let cost = Cost {
             time: Seconds(time),
             source,
         }
-        .times(self.factors.network)
+        .times(self.factors.network);
+        let copies = self.shipped.matrix.roofline().gather(copied.0 as f64);
+        Cost {
+            time: cost.time + Seconds(copies * self.factors.compute),
+            ..cost
+        }
     }
+}
+
+/// A dispatch of tokens, or what brings them back, as [`Costs::exchange`] prices it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Exchange {
+    /// What runs it.
+    pub kernel: ExchangeKernel,
+    /// Bytes that each rank sends to the others of its NVLink domain.
+    pub local: Bytes,
+    /// Bytes that each rank sends over its NIC.
+    pub remote: Bytes,
+    /// Bytes of the device's memory that are read and written besides.
+    pub copied: Bytes,
+    /// Ranks.
+    pub ranks: u32,
+    /// Of which so many share an NVLink domain.
+    pub ranks_per_domain: u32,
 }
 
 /// What a group of one pays.
@@ -286,11 +318,11 @@ const NOTHING: Cost = Cost {
 };
 
 impl Shipped {
-    fn op(&self, op: &Op) -> (f64, Source) {
+    fn op(&self, op: &Op, held: Held) -> (f64, Source) {
         let roofline = self.matrix.roofline();
         match op {
-            Op::Gemm { .. } => self.matrix.gemm(op),
-            Op::GroupedGemm { .. } => self.matrix.grouped_gemm(op),
+            Op::Gemm { .. } => self.matrix.gemm(op, held),
+            Op::GroupedGemm { .. } => self.matrix.grouped_gemm(op, held),
             Op::Attention { .. } => self.attention.price(op),
             Op::LinearAttention { .. } => (roofline.recurrent(op), Source::Extrapolated),
             _ => (roofline.memory_bound(op), Source::Extrapolated),

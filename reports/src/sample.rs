@@ -82,6 +82,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         zero: None,
         overlap: None,
         cuda_graph: None,
+        fp8_attention: None,
         optimizer_instances: None,
         bucket_elements: None,
         stack: StackName::Megatron,

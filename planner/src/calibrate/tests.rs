@@ -162,11 +162,11 @@ fn a_slower_cluster_is_recovered_from_steps_of_plans() {
     let costs = Costs::for_cluster(&presets::cluster("dgx-h100").expect("a preset"), &[]);
     let plans = [
         "tp=1,cp=1,pp=4,vpp=1,ep=8,etp=1,mbs=1",
-        "tp=4,cp=1,pp=2,vpp=1,ep=4,etp=1,mbs=1",
+        "tp=4,cp=1,pp=2,vpp=1,ep=4,etp=1,mbs=2",
         "tp=8,cp=1,pp=4,vpp=2,ep=2,etp=4,mbs=1",
         "tp=2,cp=2,pp=2,vpp=1,ep=8,etp=2,mbs=1",
         "tp=1,cp=1,pp=8,vpp=1,ep=8,etp=1,mbs=1",
-        "tp=8,cp=1,pp=2,vpp=1,ep=8,etp=1,mbs=1",
+        "tp=8,cp=1,pp=2,vpp=1,ep=8,etp=1,mbs=8",
     ]
     .map(|degrees| plan(&model, degrees, &costs));
     let time = |plan: &Plan, factors| {

@@ -326,6 +326,9 @@ pub enum Illegal {
         with: &'static str,
         nearest: &'static str,
     },
+    /// Attention in FP8 without its recipe or kernels.
+    #[error("`fp8_attention` does not go with {with}; nearest: {nearest}")]
+    Fp8Attention { with: String, nearest: &'static str },
     /// No rank sends tokens to another.
     #[error(
         "expert-alltoall in `overlap` hides the exchange of tokens, and ep = 1 has none; nearest: ep = 2, or `overlap` without it"
@@ -486,6 +489,7 @@ impl Illegal {
             Self::Combined { .. } => "expert_alltoall",
             Self::CombinedSchedule => "combined_without_overlap",
             Self::Graphs { .. } => "cuda_graph",
+            Self::Fp8Attention { .. } => "fp8_attention",
             Self::CombinedAlone => "expert_alltoall_without_ep",
             Self::CombinedStages { .. } => "expert_alltoall_without_vpp",
             Self::DelayedAlone => "delay_wgrad_alone",

@@ -4,8 +4,9 @@
 //! default, `p2p`) it meets one block of keys at a time, gathered all of them; or it has the whole sequence of a
 //! share of the heads. Both go together: neighbours exchange heads, and their blocks go around a ring (`a2a+p2p`).
 
+use moefold_profiles::op::SweepKind;
 use moefold_profiles::trace::Category;
-use moefold_profiles::{CollectiveKind, Op};
+use moefold_profiles::{CollectiveKind, Dtype, Op, Pass};
 
 use super::{Writer, over};
 use crate::choice::CpComm;
@@ -40,7 +41,11 @@ struct Core {
 fn lower_core(work: &mut Writer<'_>, core: &Core) {
     let local = *work.setting.local;
     work.at(Category::Attention, Part::Core);
-    let dtype = work.wide;
+    let dtype = if work.setting.fp8_attention {
+        Dtype::Fp8
+    } else {
+        work.wide
+    };
     // A window or a selection leaves a band of the causal triangle: every query sees `keys`.
     let limited = core.keys.filter(|&keys| keys < local.seq_len);
     let [exchanging, ring] = work.setting.groups.cp_levels(work.setting.cp_comm);
@@ -67,8 +72,19 @@ fn lower_core(work: &mut Writer<'_>, core: &Core) {
     };
     let tokens = local.tokens * inside;
     let block = tokens * kv_heads * (core.qk_dim + core.v_dim);
+    if work.setting.fp8_attention {
+        quantize_core(work, tokens, heads * core.qk_dim, block, heads * core.v_dim);
+    }
     if let Some(keys) = limited {
-        work.both(attention(own, keys, false));
+        work.forward(attention(own, keys, false)(Pass::Forward));
+        // cuDNN's backward kernels in FP8 skip nothing of a window (NVIDIA/cudnn-frontend@60e572b7, gpt_oss on GB200: 1.73
+        // to 90 ms from 4096 to 32768 positions in a window of 128, where bf16 takes 0.47 to 3.7).
+        let whole = work.setting.fp8_attention;
+        work.backward(if whole {
+            attention(own, own, true)(Pass::Backward)
+        } else {
+            attention(own, keys, false)(Pass::Backward)
+        });
     } else {
         // The rank's own block is causal; of every other block the zig-zag order leaves half.
         work.both(attention(own, own, true));
@@ -100,6 +116,22 @@ fn lower_core(work: &mut Writer<'_>, core: &Core) {
         work.push(false, Task::Collective(gather), Category::CpComm, beside);
         work.push(false, Task::Collective(reduce), Category::CpComm, beside);
     }
+}
+
+/// Queries, keys and values are written in FP8 along rows and columns before the core, and back so is the gradient of the
+/// output; gradients of the three are read in FP8 and written in the wide type (Transformer Engine, `FusedAttnFunc`): each
+/// as many bytes as a copy in bf16.
+fn quantize_core(work: &mut Writer<'_>, tokens: u64, queries: u64, others: u64, output: u64) {
+    let dtype = work.wide;
+    let copy = |len| Op::Sweep {
+        kind: SweepKind::Copy,
+        len,
+        dtype,
+    };
+    let inputs = tokens * queries + others;
+    work.forward(copy(inputs));
+    work.backward(copy(tokens * output));
+    work.backward(copy(inputs));
 }
 
 /// Exchanges of heads against tokens: queries, keys and values before the core and the output after, in the backward
@@ -148,6 +180,13 @@ fn lower_gqa(work: &mut Writer<'_>, gqa: &Gqa) {
     }
     work.linear(local.tokens, hidden, heads * gqa.head_dim);
     work.leave_tp(hidden);
+    if gqa.out_bias {
+        // Added by itself where it is not fused with the sum into the residual stream.
+        let (len, dtype) = (local.tokens_local * hidden, work.wide);
+        let sweep = |kind| Op::Sweep { kind, len, dtype };
+        work.forward(sweep(SweepKind::Copy));
+        work.backward(sweep(SweepKind::Sum));
+    }
 }
 
 /// Rotation of queries and keys. Under YaRN their lengths change too, which the fused kernel does not do: Megatron-Core
@@ -359,6 +398,7 @@ mod tests {
             sharded: false,
             offload: crate::choice::Offload::NONE,
             graphs: crate::choice::Graphs::NONE,
+            fp8_attention: false,
         };
         let lowered = layer(&setting, &model.layers[0]);
         [lowered.forward, lowered.backward]

@@ -5,7 +5,8 @@
 //! (imbalance scales the rows of the busiest rank, in [`crate::local::Local`]).
 
 use moefold_profiles::trace::Category;
-use moefold_profiles::{CollectiveKind, Op};
+use moefold_profiles::units::Bytes;
+use moefold_profiles::{CollectiveKind, ExchangeKernel, Op};
 
 use super::{Writer, over};
 use crate::choice::Dispatcher;
@@ -104,7 +105,23 @@ fn exchanges(work: &Writer<'_>, moe: &Moe) -> Option<Task> {
             let domains = ep.ranks.div_ceil(ep.ranks_per_domain.max(1));
             let by_domain = destinations(moe, u64::from(domains));
             let remote = by_domain * (1.0 - 1.0 / f64::from(domains));
+            // HybridEP's buffers are its own: permuting copies what came out of them, and back, in its kernels. DeepEP
+            // leaves that to an op.
+            let fused = work.setting.dispatcher == Dispatcher::Hybridep;
+            let rows = local.expert_rows / local.etp;
+            let kernel = if fused {
+                ExchangeKernel::Hybridep
+            } else {
+                ExchangeKernel::Deepep
+            };
+            let copied = if fused {
+                bytes(by_rank) + work.wide.bytes(rows * hidden)
+            } else {
+                Bytes::ZERO
+            };
             Some(Task::Exchange {
+                kernel,
+                copied,
                 local: bytes(by_rank * (1.0 - 1.0 / near)),
                 remote: bytes(remote),
                 group: ep,

@@ -6,7 +6,7 @@ use moefold_profiles::{CollectiveKind, Dtype, Op, Pass};
 
 use super::{Writer, dispatch};
 use crate::choice::{Dispatcher, GraphModule};
-use crate::model::{Ffn, Mlp, Moe};
+use crate::model::{Activation, Ffn, Mlp, Moe};
 use crate::runtime::Part;
 
 /// Lowers the norm, the block and the residual sum after it.
@@ -139,18 +139,49 @@ fn lower_experts(work: &mut Writer<'_>, moe: &Moe) {
     }
     work.at(Category::Experts, Part::ExpertActivation);
     let dtype = work.wide;
-    work.both(|pass| Op::Swiglu {
-        rows,
-        dim: width,
-        pass,
-        dtype,
-    });
+    if fused {
+        // What is left of an activation in the products before and behind it: its output is written, and back its input
+        // read once more.
+        let sweep = |kind| Op::Sweep {
+            kind,
+            len: rows * width,
+            dtype,
+        };
+        work.forward(sweep(SweepKind::Fill));
+        work.backward(sweep(SweepKind::Copy));
+    } else {
+        if matches!(moe.expert.activation, Activation::ClippedGelu(_)) {
+            lower_clipping(work, rows * inner);
+        }
+        work.both(|pass| Op::Swiglu {
+            rows,
+            dim: width,
+            pass,
+            dtype,
+        });
+    }
     work.at(Category::Experts, Part::Experts);
     grouped_linear(work, rows, hidden, width);
     work.quantize(false, rows * hidden);
-    if moe.expert.bias {
+    if moe.expert.bias && !fused {
         lower_bias(work, rows * hidden);
     }
+}
+
+/// Clips both halves of the experts' first product, each by itself, and puts them together again before the compiled
+/// activation (`weighted_bias_quick_geglu_impl`, `megatron/core/fusions/fused_bias_geglu.py`): `len` elements are read
+/// and written twice. Back the halves are gathered, and the gradient is masked by the input.
+fn lower_clipping(work: &mut Writer<'_>, len: u64) {
+    let dtype = work.wide;
+    let copy = Op::Sweep {
+        kind: SweepKind::Copy,
+        len,
+        dtype,
+    };
+    work.forward(copy);
+    work.forward(copy);
+    work.backward(copy);
+    work.backward(Op::Add { len, dtype });
 }
 
 /// The bias of the experts' second product, which Megatron-Core adds expert by expert, times the probabilities of its
@@ -244,6 +275,7 @@ mod tests {
             sharded: false,
             offload: crate::choice::Offload::NONE,
             graphs: crate::choice::Graphs::NONE,
+            fp8_attention: false,
         };
         layer(&setting, &model.layers[0])
     }

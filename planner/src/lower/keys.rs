@@ -62,6 +62,7 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
         sharded: false,
         offload: crate::choice::Offload::NONE,
         graphs: crate::choice::Graphs::NONE,
+        fp8_attention: false,
     };
     let mut found = Vec::new();
     let mut seen: Vec<&Layer> = Vec::new();

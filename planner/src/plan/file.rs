@@ -15,7 +15,7 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 28] = [
+const KEYS: [&str; 29] = [
     "version",
     "layout",
     "pipeline",
@@ -36,6 +36,7 @@ const KEYS: [&str; 28] = [
     "optimizer_instances",
     "overlap",
     "cuda_graph",
+    "fp8_attention",
     "bucket_elements",
     "stack",
     "predicted",

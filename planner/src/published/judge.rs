@@ -17,7 +17,7 @@ const GRAPHS: [&str; 3] = ["none", "modules", "full_iteration"];
 
 /// That of a row.
 fn graphs(row: &Row) -> &'static str {
-    let graphs = row.options.graphs;
+    let graphs = row.options.fixed_graphs();
     if graphs.is_none() {
         GRAPHS[0]
     } else if graphs.is_whole() {

@@ -5,7 +5,8 @@ use moefold_profiles::{Cluster, Dtype, Precision, presets};
 use super::csv::Line;
 use super::error::RowError;
 use crate::choice::{
-    Dispatcher, Graphs, HostShare, Optimizer, Overlap, PrimaryWeights, RecomputePlan, StackName,
+    Capacity, Dispatcher, DropPolicy, Graphs, HostShare, Optimizer, Overlap, PrimaryWeights,
+    RecomputePlan, StackName,
 };
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::{Mixer, Model, count};
@@ -144,7 +145,7 @@ pub(super) const REQUIRED: [&str; 7] = [
 ];
 
 /// All columns there are.
-pub(super) const COLUMNS: [&str; 34] = [
+pub(super) const COLUMNS: [&str; 36] = [
     "id",
     "source",
     "release",
@@ -171,6 +172,8 @@ pub(super) const COLUMNS: [&str; 34] = [
     "grad_dtype",
     "overlap",
     "cuda_graph",
+    "fp8_attention",
+    "expert_capacity",
     "outcome",
     "step_ms",
     "tokens_per_s_per_gpu",
@@ -266,6 +269,25 @@ fn options(line: &Line<'_>, model: &Model) -> Result<SearchOptions, RowError> {
         "bf16" => Ok(Dtype::Bf16),
         _ => Err("fp32 or bf16".to_owned()),
     })?;
+    let fp8_attention = line.meaning("fp8_attention", |word| match word {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("on or off".to_owned()),
+    })?;
+    let capacity = line.meaning("expert_capacity", |words| {
+        let (factor, pad) = match words.strip_suffix(" pad") {
+            Some(factor) => (factor, true),
+            None => (words, false),
+        };
+        let factor = factor.parse().ok();
+        let factor = factor.filter(|factor: &f64| factor.is_finite() && *factor > 0.0);
+        let capacity = factor.map(|factor| Capacity {
+            factor,
+            drop_policy: DropPolicy::default(),
+            pad,
+        });
+        capacity.ok_or_else(|| "a factor above 0, with pad behind it or not".to_owned())
+    })?;
     let pins = PartialDegrees {
         tp: line.degree("tp")?,
         cp: line.degree("cp")?,
@@ -292,9 +314,12 @@ fn options(line: &Line<'_>, model: &Model) -> Result<SearchOptions, RowError> {
         recompute: line.meaning("recompute", str::parse::<RecomputePlan>)?,
         overlap: line.meaning("overlap", str::parse::<Overlap>)?,
         stages,
-        graphs: line
-            .meaning("cuda_graph", str::parse::<Graphs>)?
-            .unwrap_or_default(),
+        graphs: Some(
+            line.meaning("cuda_graph", str::parse::<Graphs>)?
+                .unwrap_or_default(),
+        ),
+        fp8_attention: fp8_attention.unwrap_or(false),
+        capacity,
         optimizer: optimizer.unwrap_or(defaults.optimizer),
         optimizer_offload: HostShare(line.quantity("optimizer_offload")?.unwrap_or(0.0)),
         primary_weights: one_of(

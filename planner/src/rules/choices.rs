@@ -4,16 +4,17 @@
 //! Gathered once from [`SearchOptions`], as [`super::Rules`] gathers the sizes of a model. Choices
 //! that break a rule among themselves are refused with every tuple of degrees.
 
+use super::graphs;
 use super::keys::KeyWays;
 use crate::choice::{
-    CpComm, Dispatcher, GraphModule, Masters, Module, Offload, OffloadModule, PrimaryWeights,
-    Recompute, RecomputePlan, ScheduleName, StackName, Zero,
+    CpComm, Dispatcher, Masters, Module, Offload, OffloadModule, PrimaryWeights, Recompute,
+    RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Degrees, Illegal, Order};
 use crate::model::{Layer, Model};
 use crate::options::{PipelineLayout, SearchOptions};
 use crate::stack::Stack;
-use moefold_profiles::Precision;
+use moefold_profiles::{Dtype, Precision};
 
 /// See the module's documentation. The default demands nothing.
 #[derive(Debug, Clone, Default)]
@@ -221,7 +222,8 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         }
     }
     check_combined(model, options, &mut broken);
-    check_graphs(model, options, &mut broken);
+    graphs::check(model, options, &mut broken);
+    check_fp8_attention(options, &mut broken);
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
     }
@@ -360,67 +362,23 @@ fn check_combined(model: &Model, options: &SearchOptions, broken: &mut Vec<Illeg
     );
 }
 
-/// What CUDA graphs do not go with, whatever the degrees are (Megatron-Core's `transformer_config.py`, `cuda_graph_impl`
-/// and `cuda_graph_modules`).
-fn check_graphs(model: &Model, options: &SearchOptions, broken: &mut Vec<Illegal>) {
-    let graphs = options.graphs;
-    if graphs.is_none() {
+/// What attention in FP8 does not go with: it needs an FP8 recipe (Megatron-Core's `fp8_dot_product_attention`).
+fn check_fp8_attention(options: &SearchOptions, broken: &mut Vec<Illegal>) {
+    if !options.fp8_attention {
         return;
     }
-    let mut refuse = |refused: bool, with: &'static str, nearest: &'static str| {
-        if refused {
-            broken.push(Illegal::Graphs {
-                graphs,
-                with,
-                nearest,
-            });
-        }
-    };
-    refuse(
-        options.stack == StackName::Moefold,
-        "`stack` moefold, which launches none",
-        "`cuda_graph` none, or `stack` megatron",
-    );
-    let of = |module| !graphs.is_whole() && graphs.covers(module);
-    let router = of(GraphModule::MoeRouter);
-    refuse(
-        of(GraphModule::MoePreprocess) && !router,
-        "moe_preprocess without moe_router",
-        "`cuda_graph` with both",
-    );
-    refuse(
-        of(GraphModule::Moe) && router,
-        "moe beside moe_router, which is in it",
-        "`cuda_graph` with one of them",
-    );
-    let pads = options.capacity.is_some_and(|capacity| capacity.pad);
-    refuse(
-        of(GraphModule::Moe) && !pads,
-        "moe where experts get as many rows as routing gives them",
-        "padding to a capacity, or `cuda_graph` moe_router,moe_preprocess",
-    );
-    let has_experts = model.num_moe_layers() > 0;
-    let bounded = pads || options.dispatcher == Some(Dispatcher::Hybridep);
-    refuse(
-        graphs.is_whole() && has_experts && !bounded,
-        "experts whose rows nothing bounds",
-        "`dispatcher` hybridep, whose rows a budget bounds, or padding to a capacity",
-    );
-    let combines = options.overlap.unwrap_or_default().expert_alltoall;
-    refuse(
-        combines && (of(GraphModule::Moe) || of(GraphModule::Mlp)),
-        "expert-alltoall in `overlap` beside graphs of moe or mlp",
-        "`cuda_graph` attn,moe_router,moe_preprocess",
-    );
-    let whole_layers = options
-        .recompute
-        .as_ref()
-        .is_some_and(|plan| plan.sets().into_iter().any(|set| *set == Recompute::Full));
-    refuse(
-        !graphs.is_whole() && whole_layers,
-        "`recompute` full",
-        "`recompute` of modules, or `cuda_graph` full_iteration",
-    );
+    if options.stack == StackName::Moefold {
+        broken.push(Illegal::Fp8Attention {
+            with: "`stack` moefold, whose attention is wide".to_owned(),
+            nearest: "`fp8_attention` false, or `stack` megatron",
+        });
+    }
+    if options.precision.compute() != Dtype::Fp8 {
+        broken.push(Illegal::Fp8Attention {
+            with: format!("`precision` {}", options.precision),
+            nearest: "`precision` fp8, fp8-delayed, fp8-blockwise or mxfp8",
+        });
+    }
 }
 
 /// The rule that a recompute set breaks beside what else is chosen, if any. Full recomputation runs whole
@@ -432,6 +390,9 @@ pub(crate) fn clash(options: &SearchOptions, recompute: &Recompute) -> Option<Il
             with: "recomputing exchanges of tokens (full, moe) (Megatron-Core)",
             nearest: "`recompute` of other modules, or none",
         });
+    }
+    if let Some(clash) = graphs::again(options.fixed_graphs(), recompute) {
+        return Some(clash);
     }
     let Recompute::Modules(modules) = recompute else {
         return None;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
-use moefold_profiles::{Cluster, Collective, Op, Precision};
+use moefold_profiles::{Cluster, Collective, ExchangeKernel, Op, Precision};
 
 use crate::choice::{Capacity, CpComm, Dispatcher, Graphs, Offload};
 use crate::layout::Layout;
@@ -64,10 +64,14 @@ pub enum Task {
     /// A dispatch that sends one copy a destination: so much to ranks of the own NVLink domain, so
     /// much over the network.
     Exchange {
+        /// What runs it.
+        kernel: ExchangeKernel,
         /// Bytes to ranks of the own domain.
         local: Bytes,
         /// Bytes over the network.
         remote: Bytes,
+        /// Bytes read and written besides, between the kernel's buffers and the tensors of experts.
+        copied: Bytes,
         /// The group.
         group: Placement,
     },
@@ -236,4 +240,6 @@ pub struct Setting<'a> {
     pub offload: Offload,
     /// What CUDA graphs launch at once.
     pub graphs: Graphs,
+    /// Whether attention multiplies in FP8.
+    pub fp8_attention: bool,
 }

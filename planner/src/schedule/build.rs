@@ -44,25 +44,6 @@ pub(super) fn ranks(name: ScheduleName, pp: u32, vpp: u32, microbatches: u32) ->
         .collect()
 }
 
-/// The passes of one rank in order.
-pub(super) fn passes(
-    name: ScheduleName,
-    pp: u32,
-    vpp: u32,
-    microbatches: u32,
-    rank: u32,
-) -> Vec<Pass> {
-    if name == ScheduleName::DualpipeV {
-        return doubled(name.places(pp, vpp), rank, microbatches);
-    }
-    if name.is_vee() {
-        let mut ranks = there_and_back(name, name.places(pp, vpp), microbatches);
-        let own = ranks.nth(rank as usize).expect("a rank of the pipeline");
-        return own.collect();
-    }
-    around(name, pp, vpp, microbatches, rank).collect()
-}
-
 /// The passes of one rank in order, where stages go around.
 ///
 /// All of these schedules are one: some forwards ahead, then a forward and a backward in turn, then the backwards left.

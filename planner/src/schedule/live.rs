@@ -9,9 +9,8 @@ use std::collections::BTreeMap;
 
 use moefold_profiles::units::Bytes;
 
-use super::build::{Pass, passes};
+use super::build::Pass;
 use super::{Action, Schedule, Stage};
-use crate::choice::ScheduleName;
 
 /// The most that is alive on a rank, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,21 +57,6 @@ impl Schedule {
     }
 }
 
-/// [`Schedule::peak_live`] of a schedule that is not written out, for the inner loop of a search.
-///
-/// Past the warm-up (less than two groups of `pp` microbatches) the replay repeats itself with every
-/// group, so no more than four groups are replayed, however many microbatches there are.
-pub fn peak_live(
-    name: ScheduleName,
-    (pp, vpp): (u32, u32),
-    microbatches: u32,
-    rank: u32,
-    bytes: impl Fn(Stage) -> Bytes,
-) -> Peak {
-    let microbatches = microbatches.min(pp.saturating_mul(4));
-    replay(passes(name, pp, vpp, microbatches, rank).into_iter(), bytes)
-}
-
 fn replay(passes: impl Iterator<Item = Pass>, bytes: impl Fn(Stage) -> Bytes) -> Peak {
     let mut alive = Bytes::ZERO;
     let mut live = BTreeMap::new();
@@ -110,6 +94,7 @@ fn replay(passes: impl Iterator<Item = Pass>, bytes: impl Fn(Stage) -> Bytes) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::choice::ScheduleName;
 
     fn in_flight(name: ScheduleName, pp: u32, vpp: u32, microbatches: u32) -> Vec<u32> {
         let schedule = Schedule::new(name, pp, vpp, microbatches);
@@ -176,32 +161,5 @@ mod tests {
             Some(&11)
         );
         assert_eq!(in_flight(ScheduleName::VMin, 16, 2, 64), [12; 16]);
-    }
-
-    /// Four groups tell all: with any sizes of stages, the short replay gives the full one's peak.
-    #[test]
-    fn law_short_replay_equals_the_full_one() {
-        for pp in 1..=5 {
-            for vpp in 1..=4 {
-                if pp == 1 && vpp > 1 {
-                    continue;
-                }
-                let names = ScheduleName::all_of(pp, vpp);
-                let sizes = names.flat_map(|name| (1..=9).map(move |groups| (name, groups)));
-                for (name, groups) in sizes {
-                    let odd = u32::from(name.is_vee() && groups > 4);
-                    let microbatches = groups * pp + odd;
-                    let schedule = Schedule::new(name, pp, vpp, microbatches);
-                    for (rank, seed) in (0..pp).flat_map(|r| (1..4).map(move |s| (r, s))) {
-                        let bytes = |s: Stage| Bytes(u64::from(s.0 * 37 * seed % 11 + 1));
-                        assert_eq!(
-                            schedule.peak_live(rank, bytes),
-                            peak_live(name, (pp, vpp), microbatches, rank, bytes),
-                            "pp {pp} vpp {vpp} groups {groups} rank {rank}"
-                        );
-                    }
-                }
-            }
-        }
     }
 }

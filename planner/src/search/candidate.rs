@@ -3,12 +3,14 @@
 
 mod end;
 mod held;
+mod rank;
 
 use std::iter::repeat_n;
 
 use moefold_profiles::units::{Bytes, Seconds, Span};
 use moefold_profiles::{ByClass, Collective, CollectiveKind};
 
+use super::cuts::Cuts;
 use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use super::sharded::Waits;
@@ -19,8 +21,8 @@ use crate::partition::{self, Weights};
 use crate::runtime::{Level, Slot, seconds};
 use crate::simulate::{Hidden, StageTimes, lower_bound};
 
-use end::{RankEnd, RankWeights};
 pub(crate) use held::overhead;
+use rank::{RankEnd, RankWeights};
 
 /// What is asked, and of which layout under which dispatcher.
 #[derive(Clone, Copy)]
@@ -53,14 +55,17 @@ pub(crate) struct StageSplit {
     held: Vec<ByClass<Bytes>>,
     /// A message between stages.
     message: Level,
+    /// What CUDA graphs have of such a message beside it.
+    pub(super) copied: Level,
     /// By pipeline rank.
     weights: Vec<RankWeights>,
     /// What passes wait for where weights and gradients rest divided.
     waits: Waits,
 }
 
-/// The splits tried for a layout: balanced by time, and equal numbers of layers where they divide.
-pub(crate) fn splits(case: Case<'_>) -> Vec<StageSplit> {
+/// The splits tried for a layout: balanced by time, and equal numbers of layers where they divide. What is balanced is
+/// kept in `known`, by places of stages, for those who ask again about the same shape.
+pub(crate) fn splits(case: Case<'_>, known: &Cuts) -> Vec<StageSplit> {
     let Case {
         question,
         layout,
@@ -79,10 +84,13 @@ pub(crate) fn splits(case: Case<'_>) -> Vec<StageSplit> {
         layout.vpp(),
     ));
     if layout.pp() > 1
-        && let Some(balanced) = partition::partition(&weights, layout.places())
-        && !splits.contains(&balanced.stages)
+        && let Some(balanced) = known.of(layout.places(), || {
+            let balanced = partition::partition(&weights, layout.places());
+            balanced.map(|balanced| balanced.stages)
+        })
+        && !splits.contains(&balanced)
     {
-        splits.push(balanced.stages);
+        splits.push(balanced);
     }
     splits
         .into_iter()
@@ -176,6 +184,7 @@ impl StageSplit {
             streamed: Vec::new(),
             held: Vec::new(),
             message: Level::default(),
+            copied: Level::default(),
             weights: Vec::new(),
             waits: Waits::default(),
         };

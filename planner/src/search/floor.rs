@@ -383,8 +383,9 @@ mod tests {
             let rules = &Rules::of(model, options);
             let asked = Asked::new(model, cluster, gpus, options, costs, &Declared);
             let question = question(&asked, rules);
-            let question = &question.expect("legal");
-            let layouts = candidates(question, gpus, rules, &unwatched)
+            let question = question.expect("legal");
+            let question = &question;
+            let layouts = candidates(std::slice::from_ref(question), gpus, rules, &unwatched)
                 .expect("unwatched")
                 .layouts;
             let works = Works::new(question, layouts.iter());

@@ -114,7 +114,8 @@ pub(crate) fn planned(
         overlap: (question.overlap
             != Overlap::unsaid(options.stack, question.cluster.gpu.is_cpu()))
         .then_some(question.overlap),
-        cuda_graph: (!options.graphs.is_none()).then_some(options.graphs),
+        cuda_graph: options.graphs.filter(|graphs| !graphs.is_none()),
+        fp8_attention: options.fp8_attention.then_some(true),
         bucket_elements: question.bucket_elements(layout),
         stack: options.stack,
         predicted: Predicted {

@@ -272,7 +272,7 @@ mod tests {
         let asked = Asked::new(&model, cluster, 32, options, costs, &Declared);
         let question = question(&asked, rules);
         let question = &question.expect("legal");
-        let layouts = candidates(question, 32, rules, &unwatched)
+        let layouts = candidates(std::slice::from_ref(question), 32, rules, &unwatched)
             .expect("unwatched")
             .layouts;
         let (mut seen, mut refused) = (0, 0);

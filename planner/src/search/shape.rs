@@ -6,13 +6,14 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::Bytes;
 
 use super::by_layer::{self, LayersWay};
+use super::cuts::Cuts;
 use super::recompute::{Sets, of_plan};
 use crate::bucket::Division;
 use crate::choice::{
@@ -55,6 +56,13 @@ pub(crate) struct Question<'a> {
     pub(crate) keys: KeyWays,
     /// How tokens reach the experts.
     pub(crate) routing: Assumption<'a>,
+    /// Those before it, of a list of such questions, whose graphs have all that its graphs have: no layout takes less time
+    /// under it than under one of them.
+    pub(crate) above: Vec<usize>,
+    /// Whether the dispatcher has to be one that bounds rows, which there is only where tokens are exchanged.
+    pub(crate) needs_exchange: bool,
+    /// What a plan may fill of each device's memory, where that is less than `options` allow.
+    pub(crate) limit: Option<Bytes>,
     /// Kind of each decoder layer, an index into `distinct`.
     pub(crate) kind_of: Vec<usize>,
     /// The distinct decoder layers.
@@ -158,12 +166,14 @@ pub(crate) struct Kind {
     /// What of them only adds to gradients of weights, under any set.
     pub(crate) weight_s: f64,
     /// Memory by recompute set.
-    pub(crate) memory: Vec<StageMemory>,
+    pub(crate) memory: Arc<[StageMemory]>,
     /// The same cut where passes pause, by recompute set; none where they do not or no order is known.
     pub(crate) stretches: Vec<Stretches>,
     /// Time of both passes without recomputation, cut where they pause; none where they do not.
     slots: [Vec<Slot>; 2],
-    /// The recompute sets that no other beats.
+    /// Kernels of both its passes that are nodes of CUDA graphs.
+    pub(crate) nodes: u64,
+    /// The recompute sets that no other beats, where each layer may take one by itself.
     pub(crate) ways: Vec<LayersWay>,
 }
 
@@ -244,6 +254,8 @@ pub(crate) struct Shapes {
     all: OnceLock<Vec<Shape>>,
     /// Both with the memory of divided backward passes.
     divided: [OnceLock<Vec<Shape>>; 2],
+    /// How the layers of each are balanced.
+    cuts: OnceLock<Vec<Cuts>>,
 }
 
 impl Shapes {
@@ -254,6 +266,7 @@ impl Shapes {
             first: OnceLock::new(),
             all: OnceLock::new(),
             divided: Default::default(),
+            cuts: OnceLock::new(),
         }
     }
 
@@ -266,6 +279,13 @@ impl Shapes {
     pub(crate) fn first(&self, question: &Question<'_>) -> &[Shape] {
         let first = || Shape::under(question, &self.layout, question.sets_of_first());
         self.first.get_or_init(first)
+    }
+
+    /// How the layers of each shape are balanced, as far as that was asked.
+    pub(crate) fn cuts(&self, question: &Question<'_>) -> &[Cuts] {
+        let shapes = self.first(question).len();
+        self.cuts
+            .get_or_init(|| (0..shapes).map(|_| Cuts::default()).collect())
     }
 
     /// Under all recompute sets.
@@ -317,12 +337,12 @@ impl Shape {
     ) -> Vec<Self> {
         let (timed, held) = (question.timed(layout), question.held(layout));
         let groups = question.layer_groups(layout, cp_comm);
-        let memory = |dispatcher| -> Vec<Vec<StageMemory>> {
+        let memory = |dispatcher| -> Vec<Arc<[StageMemory]>> {
             let pieces = question.pieces().zip(&held);
             pieces
                 .map(|(piece, held)| {
                     let setting = question.setting(layout, (dispatcher, cp_comm), held, &groups);
-                    question.runtime.memory(&setting, piece, sets)
+                    question.runtime.memory(&setting, piece, sets).into()
                 })
                 .collect()
         };
@@ -357,7 +377,7 @@ impl Shape {
         question: &Question<'_>,
         setting: &Setting<'_>,
         timed: &[Local],
-        (memory, stretches): (&[Vec<StageMemory>], &[Vec<Stretches>]),
+        (memory, stretches): (&[Arc<[StageMemory]>], &[Vec<Stretches>]),
         sets: &[Recompute],
     ) -> Self {
         let runtime = question.runtime;
@@ -367,7 +387,7 @@ impl Shape {
         let each = lowered.iter().zip(held).zip(timed).enumerate();
         let mut kinds: Vec<Kind> = each
             .map(|(place, ((lowered, (memory, stretches)), local))| {
-                let held = (memory.clone(), stretches.clone());
+                let held = (Arc::clone(memory), stretches.clone());
                 question.kind(place, lowered, *local, held)
             })
             .collect();
@@ -415,8 +435,11 @@ impl Shape {
         let kinds = shape.kinds.iter_mut().chain(ends);
         for ((kind, piece), held) in kinds.zip(question.pieces()).zip(&held) {
             let setting = question.setting(layout, self.wires(), held, &self.groups);
-            kind.memory = question.runtime.divided_memory(&setting, piece, sets);
-            kind.ways = ways(&kind.memory, &kind.backward_s);
+            kind.memory = question
+                .runtime
+                .divided_memory(&setting, piece, sets)
+                .into();
+            kind.ways = question.ways_of(&kind.memory, &kind.backward_s);
         }
         shape
     }
@@ -461,14 +484,6 @@ fn choices_by_time(question: &Question<'_>, kinds: &[Kind], sets: &[Recompute]) 
     let mut choices: Vec<(f64, usize)> = there.iter().map(backward_s).zip(0..).collect();
     choices.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     choices.into_iter().map(|(_, choice)| choice).collect()
-}
-
-/// The recompute sets of a layer that no other beats.
-fn ways(memory: &[StageMemory], backward_s: &[f64]) -> Vec<LayersWay> {
-    let each = memory.iter().zip(backward_s).enumerate();
-    let ways =
-        each.map(|(set, (memory, &seconds))| LayersWay::of_layer(set, seconds, &memory.passes));
-    by_layer::unbeaten(ways.collect())
 }
 
 fn buffers(question: &Question<'_>, kinds: &[Lowered]) -> Vec<Bytes> {
@@ -520,7 +535,8 @@ impl<'a> Question<'a> {
             shared_beside: self.overlap.shared_expert,
             sharded: self.shards_weights() && self.shards(layout)[0] > 1,
             offload: self.offload(),
-            graphs: self.options.graphs,
+            graphs: self.options.fixed_graphs(),
+            fp8_attention: self.options.fp8_attention,
         }
     }
 
@@ -690,6 +706,7 @@ impl<'a> Question<'a> {
             illegal_sets: self.illegal_sets.clone(),
             dispatchers: self.dispatchers.clone(),
             keys: self.keys.clone(),
+            above: self.above.clone(),
             ..*self
         }
     }
@@ -718,7 +735,9 @@ impl<'a> Question<'a> {
     /// Dispatchers that differ: without an exchange all are one.
     pub(crate) fn dispatchers_for(&self, ep: u32, etp: u32) -> &[Dispatcher] {
         let all = &self.dispatchers;
-        if self.stack.exchanges(ep, etp) {
+        if self.needs_exchange && ep * etp == 1 {
+            &[]
+        } else if self.stack.exchanges(ep, etp) {
             all
         } else {
             &all[..1]
@@ -759,12 +778,23 @@ impl<'a> Question<'a> {
         self.runtime.work(&setting, piece, sets)
     }
 
+    /// The recompute sets of a layer that no other beats, where each layer may take one by itself.
+    fn ways_of(&self, memory: &[StageMemory], backward_s: &[f64]) -> Vec<LayersWay> {
+        if !self.by_layer {
+            return Vec::new();
+        }
+        let each = memory.iter().zip(backward_s).enumerate();
+        let ways =
+            each.map(|(set, (memory, &seconds))| LayersWay::of_layer(set, seconds, &memory.passes));
+        by_layer::unbeaten(ways.collect())
+    }
+
     fn kind(
         &self,
         place: usize,
         lowered: &Lowered,
         local: Local,
-        (memory, stretches): (Vec<StageMemory>, Vec<Stretches>),
+        (memory, stretches): (Arc<[StageMemory]>, Vec<Stretches>),
     ) -> Kind {
         let breakdown = LayerBreakdown::new(lowered, self.costs, &self.stack);
         let seconds = |breakdown: &crate::price::Breakdown| {
@@ -790,7 +820,8 @@ impl<'a> Question<'a> {
             slots,
             forward_s: seconds(&breakdown.forward),
             weight_s: seconds(&breakdown.weight),
-            ways: ways(&memory, &backward_s),
+            ways: self.ways_of(&memory, &backward_s),
+            nodes: self.stack.graph_nodes(lowered),
             backward_s,
             place,
             local,

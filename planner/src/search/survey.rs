@@ -11,7 +11,7 @@ use moefold_profiles::units::Bytes;
 use rayon::prelude::*;
 
 use super::candidate::{Case, likely_split};
-use super::shape::{Question, shape_key};
+use super::shape::{Question, Shapes, shape_key};
 use super::visit::{Unit, peak};
 use crate::answer::{Survey, SurveyCell};
 
@@ -19,7 +19,7 @@ use crate::answer::{Survey, SurveyCell};
 const SHAPES: usize = 512;
 
 /// Looks at the units of a search, where there are many at some.
-pub(crate) fn survey(question: &Question<'_>, units: &[Unit<'_>]) -> Survey {
+pub(crate) fn survey(questions: &[Question<'_>], units: &[Unit<'_>]) -> Survey {
     let shapes: BTreeSet<[u32; 5]> = units.iter().map(|unit| shape_key(unit.layout)).collect();
     let apart = shapes.len().div_ceil(SHAPES).max(1);
     let shapes: BTreeSet<[u32; 5]> = shapes.into_iter().step_by(apart).collect();
@@ -28,13 +28,13 @@ pub(crate) fn survey(question: &Question<'_>, units: &[Unit<'_>]) -> Survey {
     let seen: Vec<Option<(Bytes, f64)>> = units
         .par_iter()
         .with_min_len(64)
-        .map(|unit| glance(question, unit))
+        .map(|unit| glance(questions, unit))
         .collect();
     let fitting = || seen.iter().flatten();
     let fastest_s = fitting()
         .map(|&(_, step_s)| step_s)
         .fold(f64::INFINITY, f64::min);
-    let capacity_gib = question.capacity().gib();
+    let capacity_gib = questions[0].capacity().gib();
     let mut counts: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     for &(memory, step_s) in fitting() {
         let column = Survey::cell(memory.gib() / capacity_gib);
@@ -57,12 +57,21 @@ pub(crate) fn survey(question: &Question<'_>, units: &[Unit<'_>]) -> Survey {
     }
 }
 
-/// Peak memory and least time of a layout under the fastest recompute set that fits; `None` where
-/// none does.
-fn glance(question: &Question<'_>, unit: &Unit<'_>) -> Option<(Bytes, f64)> {
+/// Peak memory and least time of a layout under the fastest recompute set that fits, of the first question under which
+/// one does: those of more graphs come first. `None` where none does.
+fn glance(questions: &[Question<'_>], unit: &Unit<'_>) -> Option<(Bytes, f64)> {
+    let mut each = questions.iter().zip(unit.shapes);
+    each.find_map(|(question, shapes)| glance_under(question, unit, shapes))
+}
+
+fn glance_under(
+    question: &Question<'_>,
+    unit: &Unit<'_>,
+    of_question: &Shapes,
+) -> Option<(Bytes, f64)> {
     let (layout, capacity) = (unit.layout, question.capacity());
     let (schedule, occupancies) = unit.schedules(question).next()?;
-    let shapes = unit.shapes.held_under(question, schedule, false).iter();
+    let shapes = of_question.held_under(question, schedule, false).iter();
     let by_work = shapes.map(|shape| (shape.work(question).all_s, shape));
     let (index, (_, shape)) = by_work
         .enumerate()
@@ -88,7 +97,7 @@ fn glance(question: &Question<'_>, unit: &Unit<'_>) -> Option<(Bytes, f64)> {
     if memory <= capacity {
         return Some((memory, step_s(case, 0)));
     }
-    let shape = &unit.shapes.held_under(question, schedule, true)[index];
+    let shape = &of_question.held_under(question, schedule, true)[index];
     let case = Case { shape, ..case };
     let (choice, memory) = shape
         .choices_by_time()

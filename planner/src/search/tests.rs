@@ -1,5 +1,6 @@
 //! Tests of the search: laws, published layouts, refusals.
 
+mod brute;
 mod open;
 mod predicted;
 mod pruning;

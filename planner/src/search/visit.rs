@@ -20,6 +20,9 @@ use crate::plan::LayoutRecord;
 use crate::schedule::Schedule;
 use crate::simulate::Simulator;
 
+/// Units looked at together; fixed, so that results do not depend on the threads there are.
+pub(crate) const BATCH: usize = 32;
+
 /// Priced candidates kept for the picture of the trade-off.
 const FEASIBLE_KEPT: usize = 400;
 
@@ -35,7 +38,8 @@ pub(crate) fn moments_key(layout: &Layout) -> [u32; 3] {
 /// A legal layout with its shapes.
 pub(crate) struct Unit<'a> {
     pub(crate) layout: &'a Layout,
-    pub(crate) shapes: &'a Shapes,
+    /// By question.
+    pub(crate) shapes: &'a [Shapes],
     pub(crate) occupancies: &'a Moments,
     /// No child scores less, as far as that is known before the shapes are.
     pub(crate) floor: f64,
@@ -43,8 +47,11 @@ pub(crate) struct Unit<'a> {
 
 impl<'a> Unit<'a> {
     /// Candidates under its degrees.
-    pub(crate) fn children(&self, question: &Question<'_>) -> u64 {
-        question.ways(&self.layout.degrees()) * question.legal_sets()
+    pub(crate) fn children(&self, questions: &[Question<'_>]) -> u64 {
+        let degrees = self.layout.degrees();
+        let each = questions.iter();
+        each.map(|question| question.ways(&degrees) * question.legal_sets())
+            .sum()
     }
 
     /// Schedules that are tried, the usual one first, with their occupancies.
@@ -59,8 +66,11 @@ impl<'a> Unit<'a> {
 }
 
 /// A feasible child in the ranking.
+#[derive(Clone)]
 pub(crate) struct Found<'a> {
     pub(crate) unit: &'a Unit<'a>,
+    /// Which question it answers.
+    pub(crate) question: usize,
     pub(crate) schedule: ScheduleName,
     pub(crate) occupancies: &'a [Vec<Occupancy>],
     shape: &'a Shape,
@@ -73,6 +83,11 @@ pub(crate) struct Found<'a> {
 }
 
 impl Found<'_> {
+    /// What its fullest rank holds.
+    pub(crate) fn peak(&self) -> Bytes {
+        self.peak
+    }
+
     pub(crate) fn score(&self, objective: Objective) -> f64 {
         match objective {
             Objective::Throughput => self.step_s,
@@ -158,6 +173,8 @@ pub(crate) struct Outcome<'a> {
     pub(crate) priced: u64,
     pub(crate) memory: u64,
     pub(crate) feasible: Vec<Candidate>,
+    /// Seconds that no child takes less than which may fit, but for the best.
+    pub(crate) left_s: f64,
 }
 
 /// A child that may still win.
@@ -177,20 +194,24 @@ type Fits = [Vec<bool>];
 fn splits(
     question: &Question<'_>,
     unit: &Unit<'_>,
+    shapes: &Shapes,
     fits: &Fits,
     schedule: ScheduleName,
 ) -> Vec<Vec<StageSplit>> {
-    let shapes = unit.shapes.first(question).iter();
+    let known = shapes.cuts(question).iter();
+    let shapes = shapes.first(question).iter();
     shapes
+        .zip(known)
         .zip(fits)
-        .map(|(shape, fits)| {
+        .map(|((shape, known), fits)| {
             if fits.contains(&true) {
-                candidate::splits(Case {
+                let case = Case {
                     question,
                     layout: unit.layout,
                     shape,
                     schedule,
-                })
+                };
+                candidate::splits(case, known)
             } else {
                 Vec::new()
             }
@@ -198,7 +219,8 @@ fn splits(
         .collect()
 }
 
-/// Children under some choices of recompute sets that may still win, in the order of their bounds.
+/// Children under some choices of recompute sets that may still win, in the order of their bounds; and what of the
+/// others that may fit none takes less than.
 fn children(
     question: &Question<'_>,
     unit: &Unit<'_>,
@@ -207,9 +229,9 @@ fn children(
     fits: Option<&Fits>,
     (shapes, choices): (&[Shape], Range<usize>),
     limit: f64,
-) -> Vec<Child> {
+) -> (Vec<Child>, f64) {
     let by_time = question.options.objective != Objective::Memory;
-    let mut children = Vec::new();
+    let (mut children, mut left_s) = (Vec::new(), f64::INFINITY);
     for (shape_index, (shape, splits)) in shapes.iter().zip(splits).enumerate() {
         for (split_index, split) in splits.iter().enumerate() {
             for choice in choices.clone() {
@@ -237,6 +259,8 @@ fn children(
                         choice,
                         split: split_index,
                     });
+                } else {
+                    left_s = left_s.min(bound_s);
                 }
             }
         }
@@ -245,56 +269,83 @@ fn children(
         let places = (a.shape, a.choice, a.split).cmp(&(b.shape, b.choice, b.split));
         a.bound_s.total_cmp(&b.bound_s).then(places)
     });
-    children
+    (children, left_s)
 }
 
-/// Tries the children of a unit under each of its schedules: those of the first choice of recompute sets, and where recomputing more may
-/// still win, for it takes no less time, those of the others, and last a choice by layer.
-pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64) -> Outcome<'a> {
+/// Tries the children of a unit under each question, and of each under its schedules: those of the first choice of
+/// recompute sets, and where recomputing more may still win, for it takes no less time, those of the others, and last a
+/// choice by layer. A question is left out where no layout under one above it can win.
+pub(crate) fn visit<'a>(questions: &[Question<'_>], unit: &'a Unit<'a>, limit: f64) -> Outcome<'a> {
     let mut outcome = Outcome {
         best: None,
         priced: 0,
         memory: 0,
         feasible: Vec::new(),
+        left_s: f64::INFINITY,
     };
-    let by_time = question.options.objective != Objective::Memory;
-    let floor = |shape: &Shape| {
-        if by_time {
-            floor_s(question, unit.layout, &shape.work(question))
-        } else {
-            unit.floor
+    // By question: seconds that no child takes less than.
+    let mut least_s: Vec<f64> = Vec::with_capacity(questions.len());
+    for (number, (question, shapes)) in questions.iter().zip(unit.shapes).enumerate() {
+        let objective = question.options.objective;
+        let by_time = objective != Objective::Memory;
+        let beaten = beaten(&outcome, objective, limit);
+        let above = question.above.iter().map(|&above| least_s[above]);
+        let above = above.fold(0.0, f64::max);
+        if by_time && above >= beaten {
+            least_s.push(above);
+            outcome.left_s = outcome.left_s.min(above);
+            continue;
         }
-    };
-    let mut trial = Trial {
-        question,
-        unit,
-        floors: unit.shapes.first(question).iter().map(floor).collect(),
-        limit,
-        state: BTreeMap::new(),
-    };
-    for schedule in unit.schedules(question) {
-        let fits = trial.fitting(schedule, trial.beaten(&outcome));
-        if fits.iter().any(|shape| shape.contains(&true)) {
-            trial.under(schedule, &fits, &mut outcome);
+        let floor = |shape: &Shape| {
+            if by_time {
+                floor_s(question, unit.layout, &shape.work(question))
+            } else {
+                unit.floor
+            }
+        };
+        let floors: Vec<f64> = shapes.first(question).iter().map(floor).collect();
+        least_s.push(floors.iter().copied().fold(f64::INFINITY, f64::min));
+        let mut trial = Trial {
+            question,
+            number,
+            unit,
+            shapes,
+            floors,
+            limit,
+            left_s: f64::INFINITY,
+            state: BTreeMap::new(),
+        };
+        for schedule in unit.schedules(question) {
+            let fits = trial.fitting(schedule, trial.beaten(&outcome));
+            if fits.iter().any(|shape| shape.contains(&true)) {
+                trial.under(schedule, &fits, &mut outcome);
+            }
         }
+        outcome.left_s = outcome.left_s.min(trial.left_s);
+        let state = trial.state.values();
+        outcome.priced += state.clone().filter(|&&priced| priced).count() as u64;
+        outcome.memory += state.filter(|&&priced| !priced).count() as u64;
     }
-    let state = trial.state.values();
-    outcome.priced = state.clone().filter(|&&priced| priced).count() as u64;
-    outcome.memory = state.filter(|&&priced| !priced).count() as u64;
     outcome
+}
+
+/// What a child must score less than.
+fn beaten(outcome: &Outcome<'_>, objective: Objective, limit: f64) -> f64 {
+    let best = outcome.best.as_ref();
+    best.map_or(limit, |best| best.score(objective).min(limit))
 }
 
 /// Seconds that no child of a unit takes less than: of all its schedules, splits and shapes under the choice of
 /// recompute sets that takes least.
-pub(crate) fn split_bound_s(question: &Question<'_>, unit: &Unit<'_>) -> f64 {
-    let first = unit.shapes.first(question);
+pub(crate) fn split_bound_s(question: &Question<'_>, unit: &Unit<'_>, shapes: &Shapes) -> f64 {
+    let first = shapes.first(question);
     let fits = vec![vec![true]; first.len()];
     unit.schedules(question)
         .filter_map(|scheduled| {
-            let splits = splits(question, unit, &fits, scheduled.0);
+            let splits = splits(question, unit, shapes, &fits, scheduled.0);
             let own = (first, 0..1);
             let limit = f64::INFINITY;
-            let found = children(question, unit, scheduled, &splits, None, own, limit);
+            let (found, _) = children(question, unit, scheduled, &splits, None, own, limit);
             found.first().map(|child| child.bound_s)
         })
         .fold(f64::INFINITY, f64::min)
@@ -303,10 +354,15 @@ pub(crate) fn split_bound_s(question: &Question<'_>, unit: &Unit<'_>) -> f64 {
 /// What trying the children of a unit takes.
 struct Trial<'q, 'a> {
     question: &'q Question<'q>,
+    /// Which of all questions.
+    number: usize,
     unit: &'a Unit<'a>,
+    shapes: &'a Shapes,
     /// No child under each shape scores less.
     floors: Vec<f64>,
     limit: f64,
+    /// Seconds that no child takes less than which may fit and was left out.
+    left_s: f64,
     /// A child is a schedule, a dispatcher and a choice of recompute sets, whatever its split: counted once.
     /// Whether it fits.
     state: BTreeMap<(ScheduleName, usize, usize), bool>,
@@ -322,9 +378,7 @@ struct Scheduled<'a> {
 impl<'a> Trial<'_, 'a> {
     /// What a child must score less than.
     fn beaten(&self, outcome: &Outcome<'_>) -> f64 {
-        let objective = self.question.options.objective;
-        let best = outcome.best.as_ref();
-        best.map_or(self.limit, |best| best.score(objective).min(self.limit))
+        beaten(outcome, self.question.options.objective, self.limit)
     }
 
     /// Which children under a schedule may fit and score less than what is beaten, whatever the split into stages.
@@ -335,6 +389,7 @@ impl<'a> Trial<'_, 'a> {
         beaten: f64,
     ) -> Vec<Vec<bool>> {
         let (question, unit): (&'s Question<'_>, &'s Unit<'_>) = (self.question, self.unit);
+        let all_shapes: &'s Shapes = self.shapes;
         let by_time = question.options.objective != Objective::Memory;
         let all = question.capacity();
         // What has to be less than the best takes less.
@@ -355,13 +410,14 @@ impl<'a> Trial<'_, 'a> {
         };
         let of_shape = |(index, first): (usize, &'s Shape)| {
             if by_time && self.floors[index] >= beaten {
+                self.left_s = self.left_s.min(self.floors[index]);
                 return vec![false; choices + 1];
             }
             let may_hold = |room: Room<'_>| room.may_hold(Of::Choice(&question.choices[0]));
             if room(first).is_none_or(may_hold) {
                 return vec![true; choices + 1];
             }
-            let shape = &unit.shapes.all(question)[index];
+            let shape = &all_shapes.all(question)[index];
             let room = room(shape).expect("there was one of the first choice");
             if choices == 1 || !room.may_hold(Of::Any) {
                 if capacity == all {
@@ -381,12 +437,16 @@ impl<'a> Trial<'_, 'a> {
                 }
                 !by_time || {
                     let work = shape.work_under(question, sets);
-                    floor_s(question, unit.layout, &work) < beaten
+                    let floor = floor_s(question, unit.layout, &work);
+                    if floor >= beaten {
+                        self.left_s = self.left_s.min(floor);
+                    }
+                    floor < beaten
                 }
             });
             each.chain([true]).collect()
         };
-        let shapes = unit.shapes.first(question).iter();
+        let shapes = all_shapes.first(question).iter();
         shapes.enumerate().map(of_shape).collect()
     }
 
@@ -404,30 +464,39 @@ impl<'a> Trial<'_, 'a> {
             occupancies,
             simulator: None,
         };
-        let splits = splits(question, unit, fits, name);
+        let splits = splits(question, unit, self.shapes, fits, name);
         let children = |fits: Option<&Fits>, from: (&[Shape], Range<usize>), limit| {
             let schedule = (name, occupancies);
             children(question, unit, schedule, &splits, fits, from, limit)
         };
-        let held = |all| unit.shapes.held_under(question, name, all);
-        let first = (unit.shapes.first(question), 0..1);
-        let tried = children(Some(fits), first.clone(), self.beaten(outcome));
+        let shapes = self.shapes;
+        let held = |all| shapes.held_under(question, name, all);
+        let first = (shapes.first(question), 0..1);
+        let (tried, left_s) = children(Some(fits), first.clone(), self.beaten(outcome));
+        self.left_s = self.left_s.min(left_s);
         if !tried.is_empty() {
             self.run(&mut schedule, held(false), &splits, tried, outcome);
         }
         let beaten = self.beaten(outcome);
-        let open = !children(None, first, beaten).is_empty();
+        // Where the first choice cannot win no other can.
+        let (open, left_s) = children(None, first, beaten);
+        let open = !open.is_empty();
         let choices = question.choices.len();
+        if choices > 1 {
+            self.left_s = self.left_s.min(left_s);
+        }
         if open && choices > 1 {
-            let others = (unit.shapes.all(question), 1..choices);
-            let tried = children(Some(fits), others, beaten);
+            let others = (shapes.all(question), 1..choices);
+            let (tried, left_s) = children(Some(fits), others, beaten);
+            self.left_s = self.left_s.min(left_s);
             if !tried.is_empty() {
                 self.run(&mut schedule, held(true), &splits, tried, outcome);
             }
             if question.by_layer {
                 let shapes = held(true);
                 let by_layer = (shapes, choices..choices + 1);
-                let tried = children(Some(fits), by_layer, self.beaten(outcome));
+                let (tried, left_s) = children(Some(fits), by_layer, self.beaten(outcome));
+                self.left_s = self.left_s.min(left_s);
                 self.run(&mut schedule, shapes, &splits, tried, outcome);
             }
         }
@@ -450,6 +519,7 @@ impl<'a> Trial<'_, 'a> {
         for child in children {
             let beaten = self.beaten(outcome);
             if by_time && child.bound_s >= beaten {
+                self.left_s = self.left_s.min(child.bound_s);
                 break;
             }
             let (shape, split) = (&shapes[child.shape], &splits[child.shape][child.split]);
@@ -503,6 +573,7 @@ impl<'a> Trial<'_, 'a> {
             });
             let found = Found {
                 unit,
+                question: self.number,
                 schedule: name,
                 occupancies: schedule.occupancies,
                 shape,
@@ -512,8 +583,13 @@ impl<'a> Trial<'_, 'a> {
                 step_s,
                 peak,
             };
-            if found.score(objective) < beaten {
-                outcome.best = Some(found);
+            let slower = if found.score(objective) < beaten {
+                outcome.best.replace(found)
+            } else {
+                Some(found)
+            };
+            if let Some(slower) = slower {
+                self.left_s = self.left_s.min(slower.step_s);
             }
         }
     }
@@ -562,6 +638,7 @@ impl Question<'_> {
         let free = self.options.memory_headroom;
         let all = self.cluster.gpu.memory().scale(1.0 - free);
         let asked = self.options.memory_gib;
-        asked.map_or(all, |gib| all.min(Bytes((gib * GIB as f64) as u64)))
+        let all = asked.map_or(all, |gib| all.min(Bytes((gib * GIB as f64) as u64)));
+        self.limit.map_or(all, |limit| all.min(limit))
     }
 }

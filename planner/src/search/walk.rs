@@ -474,6 +474,11 @@ impl Walker<'_> {
             let lowered = Rc::clone(&self.lowered[index]);
             self.pass(&moving(&lowered.forward, stays), at, false);
         }
+        let copied = self.split.copied_by(stage.0 as usize);
+        let copied = self.take_level(copied, "copy of a message");
+        if let Some(first) = saved.first_mut() {
+            first.extend(copied);
+        }
         self.transferred();
         self.give(working);
         saved
@@ -585,6 +590,7 @@ impl Walker<'_> {
                 local,
                 remote,
                 group: Placement { ranks, .. },
+                ..
             } => {
                 let cost = crate::price::cost_of(work, self.case.question.costs);
                 let collective = Collective {

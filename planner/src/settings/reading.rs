@@ -137,6 +137,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     let cp_comm = cp_comm(said);
     let cp_sizes = cp_sizes(said, cp_comm);
     let graphs = graphs(said);
+    let fp8_attention = said.on("fp8_dot_product_attention");
     kernels(said, has_experts);
     let order = if said.on("use_tp_pp_dp_mapping") {
         Order::DP_LAST
@@ -163,7 +164,8 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
         order: Some(order),
         cp_comm: Some(cp_comm),
         cp_sizes,
-        graphs,
+        graphs: Some(graphs),
+        fp8_attention,
         capacity,
         recompute: Some(recompute),
         schedule: Some(if overlap.expert_alltoall {

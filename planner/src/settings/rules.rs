@@ -365,6 +365,11 @@ impl<'a> Rules<'a> {
             "--fp8-format hybrid",
         );
         self.rule(
+            self.on("fp8_dot_product_attention") && !fp8,
+            "--fp8-dot-product-attention needs FP8",
+            "--fp8-format hybrid",
+        );
+        self.rule(
             self.on("fp4_param_gather") && !fp4,
             "--fp4-param-gather needs FP4",
             "--fp4-format e2m1",

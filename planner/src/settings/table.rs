@@ -267,6 +267,7 @@ pub const FLAGS: &[Flag] = &[
     flag("fp8_format", "", V14, Read(Precision)),
     flag("fp8_recipe", "delayed", V14, Read(Precision)),
     flag("fp8_param_gather", "", V14, Read(Precision)),
+    flag("fp8_dot_product_attention", "", V14, Read(Precision)),
     flag(
         "reuse_grad_buf_for_mxfp8_param_ag",
         "",

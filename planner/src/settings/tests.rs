@@ -117,6 +117,7 @@ fn plan_drawn(drawn: &Drawn) -> Option<Plan> {
     if bit(14) && drawn.precision.compute() == Dtype::Fp8 {
         options.primary_weights = PrimaryWeights::Fp8;
     }
+    options.fp8_attention = bit(15) && drawn.precision.compute() == Dtype::Fp8;
     let sets = [
         Recompute::None,
         Recompute::Full,
@@ -514,6 +515,7 @@ const WRONG: &[[&str; 4]] = &[
         "--data-parallel-sharding-strategy no_shard has no price",
     ],
     ["qwen", "fp8_param_gather", "on", "needs FP8"],
+    ["qwen", "fp8_dot_product_attention", "on", "needs FP8"],
     [
         "deepseek",
         "use_precision_aware_optimizer",

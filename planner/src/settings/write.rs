@@ -312,6 +312,10 @@ fn write_precision(job: &Job, out: &mut Writer) {
             out.because("which are gathered in bf16, into the buffer of gradients");
         }
     }
+    if job.options.fp8_attention {
+        out.on("fp8_dot_product_attention");
+        out.because("attention in FP8 too");
+    }
 }
 
 fn write_optimizer(job: &Job, out: &mut Writer) {
@@ -401,7 +405,7 @@ fn write_overlap(job: &Job, out: &mut Writer) {
 }
 
 fn write_graphs(job: &Job, version: Version, out: &mut Writer) {
-    let graphs = job.options.graphs;
+    let graphs = job.options.fixed_graphs();
     if graphs.is_none() {
         return;
     }
@@ -525,7 +529,7 @@ fn write_environment(job: &Job, cluster: &Cluster, version: Version, out: &mut W
         ),
     };
     set("CUDA_DEVICE_MAX_CONNECTIONS", connections, why);
-    let graphs = !options.graphs.is_none();
+    let graphs = !options.fixed_graphs().is_none();
     if !graphs || version == Version::Main {
         set(
             "PYTORCH_CUDA_ALLOC_CONF",

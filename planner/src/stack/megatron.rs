@@ -20,6 +20,7 @@ use crate::runtime::{
 };
 use crate::saved::SavedTensor;
 use crate::shard;
+use crate::stack::graphs;
 
 /// Answers for Megatron-Core.
 #[derive(Debug, Clone, Copy, Default)]
@@ -147,9 +148,9 @@ fn runs_again(recompute: &Recompute, part: Part) -> bool {
 }
 
 fn layer_memory(setting: &Setting<'_>, layer: &Layer, recompute: &Recompute) -> StageMemory {
-    let (model, local, precision) = (setting.model, setting.local, setting.precision);
+    let (model, local) = (setting.model, setting.local);
     let [kept, moved] = kept_and_moved(setting, layer, recompute);
-    let (forward, backward) = transient(model, layer, local, precision, recompute);
+    let (forward, backward) = transient(setting, layer, recompute);
     StageMemory {
         shard: shard::layer(model, layer, local),
         passes: if setting.offload.is_none() {
@@ -179,6 +180,9 @@ fn kept_and_moved(setting: &Setting<'_>, layer: &Layer, recompute: &Recompute) -
     for tensor in saved(model, layer, local, precision, recompute) {
         bytes[usize::from(leaves(&tensor))] += tensor.bytes();
     }
+    bytes[0] += precision
+        .activation()
+        .bytes(graphs::given(setting, layer, recompute));
     bytes
 }
 
@@ -499,13 +503,8 @@ fn keep_moe(list: &mut List<'_>, model: &Model, moe: &Moe, local: &Local) {
 /// backward the gradients of dispatched rows on both sides of the exchange and of both inner
 /// activations. Attention's backward holds the gradients of q, k, v and of the output. What a
 /// recompute set dropped is back while the layer's backward runs. The maximum over blocks is taken.
-pub fn transient(
-    model: &Model,
-    layer: &Layer,
-    local: &Local,
-    precision: Precision,
-    recompute: &Recompute,
-) -> (Bytes, Bytes) {
+fn transient(setting: &Setting<'_>, layer: &Layer, recompute: &Recompute) -> (Bytes, Bytes) {
+    let (model, local, precision) = (setting.model, setting.local, setting.precision);
     let wide = |elements: u64| precision.activation().bytes(elements);
     let residual = local.tokens_local * model.hidden * model.residual_streams;
     let (mixer_forward, mixer_backward) = match &layer.mixer {
@@ -540,7 +539,7 @@ pub fn transient(
         }
         Some(Ffn::Moe(moe)) => {
             let sent = local.sent_rows * model.hidden;
-            let rows = local.expert_rows;
+            let rows = graphs::rows(setting, local);
             let inner = rows * (fc1_width(&moe.expert) + moe.expert.width) / local.etp;
             (
                 sent + rows * model.hidden,
@@ -560,9 +559,10 @@ pub fn transient(
         };
         bytes(&Recompute::None).saturating_sub(bytes(recompute))
     };
+    let at_once = |both, backward| graphs::at_once(setting, layer, both, backward);
     (
-        wide(residual + mixer_forward.max(ffn_forward)),
-        wide(residual + mixer_backward.max(ffn_backward)) + dropped,
+        wide(residual + at_once([mixer_forward, ffn_forward], false)),
+        wide(residual + at_once([mixer_backward, ffn_backward], true)) + dropped,
     )
 }
 

@@ -42,8 +42,28 @@ fn backward_rate(arch: &str) -> f64 {
 /// an A100 (156 and 173 at 4096), which the prefill kernels of the others bear out (0.6 to 0.8).
 const NARROW_RATE: f64 = 0.85;
 
-/// fp8 attention over bf16 attention: FlashAttention-3's peaks on an H100 (1200 and 740 TFLOP/s).
-const FP8_RATE: f64 = 1.6;
+/// Rate of fp8 attention over that of bf16 by architecture and width of a head, forward and backward: cuDNN's causal
+/// rates at 4096 positions, means of one scale a tensor and MXFP8 (NVIDIA/cudnn-frontend@60e572b7,
+/// `benchmark/sdpa_benchmark_training/results`, `llama3.1` and `dsv3` of GB200 and GB300, cuDNN 9.22; `gpt_oss` and the
+/// H200 at afa9f7c0, cuDNN 9.19). Heads of 128: GB200 1805 and 1685 for 1408 TFLOP/s, back 1178 and 1054 for 1148; GB300
+/// at 2048 positions 1954 and 1751 for 1373, back 944 and 811 for 967; H200 854 for 591, back 471 for 474. DeepSeek-V3's
+/// of 192 and 128: GB200 2095 and 1925 for 1406, back 1692 and 1364 for 1057; GB300 2788 and 2517 for 1590, back 1982 and
+/// 1522 for 1143. Heads of 64: GB200 591 for 574 in a window, back taken as the wider ones.
+fn fp8_rate(arch: &str, width: f64, pass: Pass) -> f64 {
+    let [forward, backward] = match (arch, width) {
+        (_, ..=64.0) => [1.03, 1.0],
+        ("sm_100", ..=128.0) => [1.24, 0.97],
+        ("sm_103", ..=128.0) => [1.35, 0.91],
+        ("sm_100", _) => [1.43, 1.45],
+        ("sm_103", _) => [1.67, 1.53],
+        _ => [1.44, 1.0],
+    };
+    if pass == Pass::Forward {
+        forward
+    } else {
+        backward
+    }
+}
 
 /// Attention on one device.
 #[derive(Debug, Clone)]
@@ -55,6 +75,7 @@ pub(super) struct Attention {
     /// Query rows a multiprocessor, forward and backward.
     fill: [f64; 2],
     backward_rate: f64,
+    arch: String,
     measured_here: bool,
 }
 
@@ -82,6 +103,7 @@ impl Attention {
             roofline: roofline.clone(),
             fill: fill(&gpu.arch),
             backward_rate: backward_rate(&gpu.arch),
+            arch: gpu.arch.clone(),
             measured_here: measured && faster == 1.0,
         }
     }
@@ -128,7 +150,7 @@ impl Attention {
         };
         let mask = if causal { 0.5 } else { 1.0 };
         let dtype_rate = match dtype {
-            Dtype::Fp8 | Dtype::Fp4 => FP8_RATE,
+            Dtype::Fp8 | Dtype::Fp4 => fp8_rate(&self.arch, width, pass),
             Dtype::Bf16 => 1.0,
             // As products do.
             Dtype::F32 | Dtype::I32 => {

@@ -19,6 +19,15 @@ const GROUP_PADDING: f64 = 32.0;
 /// Fewest groups for which the time of a group is taken as that of many.
 const MANY_GROUPS: f64 = 16.0;
 
+/// Whether clocks are those of a product that runs by itself, or those that many in a row leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Held {
+    /// As tables of kernels have it, and what measurements made here are laid over: they say themselves how clocks were.
+    ByItself,
+    /// As in training ([`crate::cluster::Gpu::sustained_share`]).
+    AmongOthers,
+}
+
 /// Matrix products on one device.
 #[derive(Debug, Clone)]
 pub(super) struct Matrix {
@@ -125,7 +134,7 @@ impl Matrix {
             for pass in [Pass::Forward, Pass::Dgrad, Pass::Wgrad] {
                 let each = |matrix: &Self, [rows, n, k]: [f64; 3]| {
                     let sizes = [MANY_GROUPS, MANY_GROUPS * rows, n, k];
-                    matrix.grouped_base(sizes, pass, dtype).0 / MANY_GROUPS
+                    matrix.grouped_base(sizes, pass, dtype, Held::AmongOthers).0 / MANY_GROUPS
                 };
                 let base = |at: [f64; 3]| each(self, at);
                 let rows = table::grouped_gemm().iter().filter(here);
@@ -152,8 +161,8 @@ impl Matrix {
         }
     }
 
-    /// Seconds of a dense product.
-    pub(super) fn gemm(&self, op: &Op) -> (f64, Source) {
+    /// Seconds of a dense product: by itself, or [among others](Held::AmongOthers).
+    pub(super) fn gemm(&self, op: &Op, held: Held) -> (f64, Source) {
         let &Op::Gemm {
             m,
             n,
@@ -166,8 +175,7 @@ impl Matrix {
         };
         let at = [m, n, k].map(|size| size.max(1) as f64);
         let (time, source) = self.dense(at, dtype);
-        // Among others like it, a product may be slower than it was by itself.
-        let least = self.roofline.sustained(2.0 * at[0] * at[1] * at[2], dtype);
+        let least = self.least(2.0 * at[0] * at[1] * at[2], dtype, held);
         let (time, source) = if time < least {
             (least, source.max(Source::Interpolated))
         } else {
@@ -195,8 +203,16 @@ impl Matrix {
         (self.roofline.gemm(m, n, k, dtype), Source::Extrapolated)
     }
 
+    /// The least seconds of a product of `flops`.
+    fn least(&self, flops: f64, dtype: Dtype, held: Held) -> f64 {
+        match held {
+            Held::ByItself => 0.0,
+            Held::AmongOthers => self.roofline.sustained(flops, dtype),
+        }
+    }
+
     /// Seconds of a grouped product.
-    pub(super) fn grouped_gemm(&self, op: &Op) -> (f64, Source) {
+    pub(super) fn grouped_gemm(&self, op: &Op, held: Held) -> (f64, Source) {
         let &Op::GroupedGemm {
             groups,
             rows,
@@ -210,7 +226,7 @@ impl Matrix {
         };
         let groups = groups.max(1) as f64;
         let [rows, n, k] = [rows, n, k].map(|size| size.max(1) as f64);
-        let (base, source) = self.grouped_base([groups, rows, n, k], pass, dtype);
+        let (base, source) = self.grouped_base([groups, rows, n, k], pass, dtype, held);
         let same = |(d, p, _): &&(Dtype, Pass, Surface)| *d == dtype && *p == pass;
         let Some((_, _, surface)) = self.grouped.iter().find(same) else {
             return (base, source.max(Source::Interpolated));
@@ -231,6 +247,7 @@ impl Matrix {
         [groups, rows, n, k]: [f64; 4],
         pass: Pass,
         dtype: Dtype,
+        held: Held,
     ) -> (f64, Source) {
         let padded = rows + GROUP_PADDING * groups;
         // dgrad multiplies by the weight's other side: k columns, n deep.
@@ -247,7 +264,7 @@ impl Matrix {
             Pass::Wgrad => width * rows * (n + k) + 8.0 * weights,
             _ => width * (rows * k + weights) + width.max(2.0) * rows * n,
         };
-        let least = self.roofline.sustained(2.0 * rows * n * k, dtype);
+        let least = self.least(2.0 * rows * n * k, dtype, held);
         let time = compute.hypot(self.roofline.stream(bytes)).max(least);
         (time, source)
     }

@@ -14,7 +14,7 @@ use nccl::{Ranked, across, ranked};
 use super::curve::Curve;
 use super::lender;
 use crate::cluster::Cluster;
-use crate::collective::{Collective, CollectiveKind};
+use crate::collective::{Collective, CollectiveKind, ExchangeKernel};
 use crate::cost::Source;
 use crate::presets;
 use crate::table;
@@ -44,11 +44,10 @@ const PCIE_EFFICIENCY_8: f64 = 0.38;
 /// Fixed time of a collective inside a domain where none was measured.
 const INTRA_LATENCY_S: f64 = 12e-6;
 
-/// Share of NVLink that kernels which send one copy a destination reach, by architecture: HybridEP's
-/// distinct-rank bytes over its time in table 7 of arXiv 2603.07685, means over dispatch and combine.
-/// H100 at EP8: 412 and 436 of 450 GB/s. GB200 at EP8 to 64: 596 to 771 of 900. The H800's link has no
-/// such row; DeepEP V1 reaches 153 and 158 of 200 there.
-fn fused_efficiency(arch: &str, nvlink_gb_per_s: f64) -> f64 {
+/// Share of NVLink that HybridEP reaches, by architecture: its distinct-rank bytes over its time in table 7 of
+/// arXiv 2603.07685, means over dispatch and combine. H100 at EP8: 412 and 436 of 450 GB/s. GB200 at EP8 to 64: 596
+/// to 771 of 900. The H800's link has no such row; DeepEP V1 reaches 153 and 158 of 200 there.
+fn hybridep_efficiency(arch: &str, nvlink_gb_per_s: f64) -> f64 {
     match arch {
         "sm_90" if nvlink_gb_per_s >= 450.0 => 0.94,
         "sm_90" => 0.78,
@@ -56,6 +55,23 @@ fn fused_efficiency(arch: &str, nvlink_gb_per_s: f64) -> f64 {
         _ => 0.7,
     }
 }
+
+/// The same of DeepEP V1 on 20 multiprocessors, whose copies are bound by these: distinct-rank bytes over the times of
+/// `dispatch.csv`, means over dispatch and combine of 4096 tokens. H100 and H200: 277 to 285 of 450 GB/s. B200 to GB300:
+/// 272 to 397 of 900.
+fn deepep_efficiency(arch: &str, nvlink_gb_per_s: f64) -> f64 {
+    match arch {
+        "sm_90" if nvlink_gb_per_s >= 450.0 => 0.62,
+        "sm_100" | "sm_103" => 0.36,
+        _ => hybridep_efficiency(arch, nvlink_gb_per_s),
+    }
+}
+
+/// Ranks of an NVLink domain that DeepEP V1 was made for, and the share of NVLink that it reaches in larger ones: at
+/// EP32 on GB200 400 GB/s to experts and 190 back, own rank included (NVIDIA, "Optimizing DeepSeek-V3 Training
+/// Performance on NVIDIA GB200 NVL72", Megatron-LM docs/discussions, section 2.2.1).
+const DEEPEP_DOMAIN: f64 = 8.0;
+const DEEPEP_BEYOND: f64 = 0.277;
 
 /// The links of a cluster.
 #[derive(Debug, Clone)]
@@ -71,8 +87,9 @@ pub(super) struct Network {
     nic: f64,
     /// Domains below a switch, and how much slower what leaves it is, innermost first.
     levels: Vec<(f64, f64)>,
-    /// NVLink rate of fused exchanges, bytes a second.
-    fused: f64,
+    /// NVLink rate of exchanges that send one copy a destination, bytes a second: of DeepEP, of it in large domains, and
+    /// of HybridEP.
+    fused: [f64; 3],
     cpu: bool,
 }
 
@@ -158,7 +175,9 @@ impl Network {
                 slowdown,
             )
         });
-        let fused_share = fused_efficiency(&gpu.arch, gpu.nvlink_gb_per_s);
+        let deepep = deepep_efficiency(&gpu.arch, gpu.nvlink_gb_per_s);
+        let hybridep = hybridep_efficiency(&gpu.arch, gpu.nvlink_gb_per_s);
+        let shares = [deepep, deepep.min(DEEPEP_BEYOND), hybridep];
         Self {
             measured,
             own: own && slower == 1.0,
@@ -171,11 +190,13 @@ impl Network {
                 gpu.host_link_gb_per_s * 1e9
             },
             levels: levels.collect(),
-            fused: if switched {
-                gpu.nvlink_gb_per_s * 1e9 * fused_share
-            } else {
-                link.rate(8.0)
-            },
+            fused: shares.map(|share| {
+                if switched {
+                    gpu.nvlink_gb_per_s * 1e9 * share
+                } else {
+                    link.rate(8.0)
+                }
+            }),
             cpu: gpu.is_cpu(),
         }
     }
@@ -256,8 +277,18 @@ impl Network {
 
     /// Seconds of an exchange of which each rank sends `local` bytes inside its domain and `remote`
     /// bytes through its NIC, with kernels that overlap both.
-    pub(super) fn exchange(&self, local: f64, remote: f64, n: f64, m: f64) -> (f64, Source) {
-        let inside = local / self.fused;
+    pub(super) fn exchange(
+        &self,
+        kernel: ExchangeKernel,
+        [local, remote]: [f64; 2],
+        [n, m]: [f64; 2],
+    ) -> (f64, Source) {
+        let rate = match kernel {
+            ExchangeKernel::Deepep if m <= DEEPEP_DOMAIN => self.fused[0],
+            ExchangeKernel::Deepep => self.fused[1],
+            ExchangeKernel::Hybridep => self.fused[2],
+        };
+        let inside = local / rate;
         let crosses = n > m;
         let outside = if crosses {
             // Spread evenly over the ranks outside the domain, as far as levels go.

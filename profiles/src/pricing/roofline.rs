@@ -145,6 +145,11 @@ impl Roofline {
         bytes / (self.memory_rate * if self.cpu { 1.0 } else { STREAM_EFFICIENCY })
     }
 
+    /// Seconds to move `bytes` through memory row by row, as rows lie elsewhere.
+    pub(super) fn gather(&self, bytes: f64) -> f64 {
+        self.stream(bytes) * STREAM_EFFICIENCY / GATHER_EFFICIENCY
+    }
+
     /// A dense product `[m,k] x [k,n]`, forward.
     pub(super) fn gemm(&self, m: f64, n: f64, k: f64, dtype: Dtype) -> f64 {
         let MatrixShape { fill, depth, .. } = matrix_shape(dtype);

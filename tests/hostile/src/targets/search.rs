@@ -95,7 +95,7 @@ impl Asked {
         options.stages = self.word::<PipelineLayout>("pipeline_layout")?;
         options.schedule = self.get("schedule")?;
         options.overlap = self.get("overlap")?;
-        options.graphs = self.get("cuda_graph")?.unwrap_or_default();
+        options.graphs = Some(self.get("cuda_graph")?.unwrap_or_default());
         options.zero = self.get("zero")?.unwrap_or_default();
         options.bucket_elements = self.get("ddp_bucket_size")?;
         options.optimizer = self.get("optimizer")?.unwrap_or(options.optimizer);

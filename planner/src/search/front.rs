@@ -1,0 +1,152 @@
+//! [`Known`]: what a search has learnt of layouts, and the front of speed against memory that follows from it.
+//!
+//! Behind the fastest plan the front goes on with the fastest that needs less memory, and so on until nothing fits. Each
+//! step is a search under a smaller memory, of which the ones before it have done most: under less memory the best of a
+//! layout is the same as long as it fits, and no layout gets faster.
+
+use moefold_profiles::units::{Bytes, GIB};
+use rayon::prelude::*;
+
+use super::floor::{Weights, held};
+use super::shape::Question;
+use super::visit::{BATCH, Found, Outcome, Unit, visit};
+use super::watch::{Progress, Watch};
+use crate::answer::Candidate;
+use crate::choice::Objective;
+
+/// See the module's documentation. It knows the units that it was made for, or nothing.
+pub(super) struct Known<'a>(Vec<One<'a>>);
+
+/// What is known of a unit, under the memory that was looked at last or less.
+struct One<'a> {
+    /// The fastest child, where it is known.
+    best: Option<Found<'a>>,
+    /// No other child takes less, in seconds.
+    left_s: f64,
+}
+
+impl<'a> Known<'a> {
+    /// Of units nothing but their floors.
+    pub(super) fn new(units: &[&Unit<'_>]) -> Self {
+        let each = units.iter();
+        Self(
+            each.map(|unit| One {
+                best: None,
+                left_s: unit.floor,
+            })
+            .collect(),
+        )
+    }
+
+    /// A unit was looked at.
+    pub(super) fn learn(&mut self, place: usize, outcome: &Outcome<'a>) {
+        if let Some(one) = self.0.get_mut(place) {
+            *one = One {
+                best: outcome.best.clone(),
+                left_s: outcome.left_s,
+            };
+        }
+    }
+
+    /// The front behind the fastest plan of the same units: of each step the fastest that needs less memory than the one
+    /// before, as many as are wanted at most.
+    pub(super) fn front(
+        &mut self,
+        questions: &mut [Question<'_>],
+        units: &[&'a Unit<'a>],
+        fastest: &Found<'a>,
+        steps: usize,
+        watch: &Watch<'_>,
+    ) -> Vec<Candidate> {
+        let mut points = Vec::new();
+        if self.0.is_empty() || questions[0].options.objective == Objective::Memory {
+            return points;
+        }
+        let mut peak_gib = fastest.peak().gib();
+        for _ in 0..steps {
+            // Just below the last one, so that each step finds a smaller layout.
+            let room = Bytes((peak_gib * (1.0 - 1e-6) * GIB as f64) as u64);
+            for question in &mut *questions {
+                question.limit = Some(room);
+            }
+            let Some(place) = self.fastest_within(questions, units, room, watch) else {
+                break;
+            };
+            let best = self.0[place].best.as_ref().expect("it was found");
+            peak_gib = best.peak().gib();
+            points.push(best.candidate(&questions[best.question]));
+        }
+        points
+    }
+
+    /// The place of the unit that is fastest within some memory; none where nothing fits, or the search is stopped.
+    fn fastest_within(
+        &mut self,
+        questions: &[Question<'_>],
+        units: &[&'a Unit<'a>],
+        room: Bytes,
+        watch: &Watch<'_>,
+    ) -> Option<usize> {
+        let mut weights = Weights::new();
+        for (one, unit) in self.0.iter_mut().zip(units) {
+            one.best = one.best.take().filter(|best| best.peak() <= room);
+            if one.left_s < f64::INFINITY && held(&questions[0], unit.layout, &mut weights) > room {
+                // What it holds at least does not fit, nor will it.
+                one.left_s = f64::INFINITY;
+            }
+        }
+        let scored =
+            |one: &One<'a>, place: usize| one.best.as_ref().map(|best| (best.step_s, place));
+        let faster = |a: (f64, usize), b: (f64, usize)| {
+            let layouts = || units[a.1].layout.cmp(units[b.1].layout);
+            if b.0
+                .total_cmp(&a.0)
+                .then_with(|| layouts().reverse())
+                .is_lt()
+            {
+                b
+            } else {
+                a
+            }
+        };
+        let each = self.0.iter().zip(0..);
+        let fitting = each.filter_map(|(one, place)| scored(one, place));
+        let mut best = fitting.reduce(faster);
+        let open = |one: &One<'a>, best: Option<(f64, usize)>| {
+            one.best.is_none() && one.left_s < best.map_or(f64::INFINITY, |best| best.0)
+        };
+        let each = self.0.iter().zip(0..);
+        let mut left: Vec<usize> = each
+            .filter_map(|(one, place)| open(one, best).then_some(place))
+            .collect();
+        left.sort_by(|&a, &b| {
+            let floors = self.0[a].left_s.total_cmp(&self.0[b].left_s);
+            floors.then_with(|| units[a].layout.cmp(units[b].layout))
+        });
+        for (number, batch) in left.chunks(BATCH).enumerate() {
+            let limit = best.map_or(f64::INFINITY, |best| best.0);
+            if self.0[batch[0]].left_s >= limit {
+                break;
+            }
+            let progress = Progress {
+                seen: (number * BATCH) as u64,
+                layouts: left.len() as u64,
+                best_s: best.map(|best| best.0),
+            };
+            if watch(&progress).is_break() {
+                return None;
+            }
+            let outcomes: Vec<Outcome<'a>> = batch
+                .par_iter()
+                .map(|&place| visit(questions, units[place], limit))
+                .collect();
+            for (&place, outcome) in batch.iter().zip(&outcomes) {
+                self.learn(place, outcome);
+                if let Some(own) = scored(&self.0[place], place) {
+                    best = Some(best.map_or(own, |best| faster(best, own)));
+                }
+            }
+        }
+        best.map(|(_, place)| place)
+    }
+}

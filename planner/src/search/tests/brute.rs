@@ -1,0 +1,339 @@
+//! Oracles of pruning: what a search finds is what every candidate comes to that is asked for by itself.
+
+use moefold_profiles::pricing::Costs;
+use moefold_profiles::{Cluster, Precision};
+
+use super::{cluster, small};
+use crate::answer::Candidate;
+use crate::choice::{
+    Capacity, CpComm, Dispatcher, DropPolicy, Graphs, PrimaryWeights, ScheduleName, StackName,
+};
+use crate::layout::PartialDegrees;
+use crate::model::{Model, presets};
+use crate::options::SearchOptions;
+use crate::plan::{LayoutRecord, PlannedLayout};
+use crate::rules::{Rules, graphs_to_try, space};
+use crate::search::floor::floor_s;
+use crate::search::shape::Shape;
+use crate::search::{Asked, plan, plan_briefly, questions, recompute};
+use crate::stack::megatron::Declared;
+
+/// What is searched, and how often a layout of it is drawn.
+struct Space {
+    model: Model,
+    cluster: Cluster,
+    gpus: u32,
+    options: SearchOptions,
+}
+
+/// A small model on a machine that few of its layouts fit.
+fn few_layers(layers: usize, memory_gib: f64) -> Space {
+    let (mut model, mut cluster, mut options) = small();
+    model.layers.truncate(layers);
+    cluster.gpu.memory_gib = memory_gib;
+    options.batch.global_batch = 16;
+    options.memory_headroom = 0.0;
+    Space {
+        model,
+        cluster,
+        gpus: 8,
+        options,
+    }
+}
+
+/// V schedules, each named: no search tries them where nothing is said.
+fn vees() -> Vec<Space> {
+    [ScheduleName::ZbV, ScheduleName::VHalf, ScheduleName::VMin]
+        .map(|schedule| {
+            let mut space = few_layers(6, 30.0);
+            space.options.stack = StackName::Moefold;
+            space.options.precision = Precision::Bf16;
+            space.options.schedule = Some(schedule);
+            space.options.pins = "vpp=2,cp=1".parse().expect("degrees");
+            space
+        })
+        .into()
+}
+
+/// Context parallelism in levels.
+fn levels() -> Vec<Space> {
+    let mut space = few_layers(4, 40.0);
+    space.gpus = 16;
+    space.cluster.gpus_per_domain = 4;
+    space.cluster.gpus_per_node = 4;
+    space.options.cp_comm = Some(CpComm::Hierarchical);
+    space.options.pins = "mbs=1,etp=1".parse().expect("degrees");
+    vec![space]
+}
+
+/// FP8, with and without wide weights.
+fn eight_bits() -> Vec<Space> {
+    let recipes = [
+        (Precision::Fp8, PrimaryWeights::Fp8),
+        (Precision::Fp8Delayed, PrimaryWeights::Wide),
+        (Precision::Fp8Blockwise, PrimaryWeights::Fp8),
+    ];
+    recipes
+        .map(|(precision, primary)| {
+            let mut space = few_layers(4, 24.0);
+            space.options.precision = precision;
+            space.options.primary_weights = primary;
+            space.options.pins = "cp=1,etp=1".parse().expect("degrees");
+            space
+        })
+        .into()
+}
+
+/// Collectives of tensor-parallel ranks beside products.
+fn tensor_beside() -> Vec<Space> {
+    let mut space = few_layers(4, 30.0);
+    space.options.overlap = Some("grad-reduce,param-gather,p2p,tp".parse().expect("kinds"));
+    space.options.pins = "cp=1".parse().expect("degrees");
+    vec![space]
+}
+
+/// CUDA graphs: of dense layers and shared experts, and under padding those of all experts.
+fn graphs() -> Vec<Space> {
+    let mut mixed = few_layers(4, 14.0);
+    mixed.model = presets::load("deepseek-v2-lite").expect("a preset");
+    mixed.model.layers.truncate(4);
+    mixed.options.pins = "cp=1,etp=1,mbs=1".parse().expect("degrees");
+    mixed.options.graphs = None;
+    let mut padded = few_layers(3, 30.0);
+    padded.options.pins = mixed.options.pins;
+    padded.options.graphs = None;
+    padded.options.capacity = Some(Capacity {
+        factor: 1.0,
+        drop_policy: DropPolicy::default(),
+        pad: true,
+    });
+    vec![mixed, padded]
+}
+
+impl Space {
+    fn found(&self, options: &SearchOptions) -> Vec<PlannedLayout> {
+        let costs = Costs::for_cluster(&self.cluster, &[]);
+        let asked = (&self.model, &self.cluster, self.gpus);
+        let asked = Asked::new(asked.0, asked.1, asked.2, options, &costs, &Declared);
+        plan_briefly(&asked).map_or_else(|_| Vec::new(), |found| found.plans)
+    }
+
+    /// The fastest of one layout, each candidate by a call of its own.
+    fn alone(&self, pins: &PartialDegrees) -> Option<PlannedLayout> {
+        let mut best: Option<PlannedLayout> = None;
+        for under in graphs_to_try(&self.model, &self.options) {
+            for set in recompute::sets(&self.model) {
+                let dispatchers = match under.dispatcher {
+                    Some(one) => vec![one],
+                    None => Dispatcher::ALL.to_vec(),
+                };
+                // Without an exchange they are one.
+                let differ = if pins.ep == Some(1) {
+                    1
+                } else {
+                    dispatchers.len()
+                };
+                for dispatcher in dispatchers.into_iter().take(differ) {
+                    let options = SearchOptions {
+                        pins: *pins,
+                        top: 1,
+                        recompute: Some(set.clone().into()),
+                        dispatcher: Some(dispatcher),
+                        ..under.clone()
+                    };
+                    let found = self.found(&options).into_iter().next();
+                    let step_s = |plan: &PlannedLayout| plan.predicted.step_s;
+                    if let Some(found) = found
+                        && best
+                            .as_ref()
+                            .is_none_or(|best| step_s(&found) < step_s(best))
+                    {
+                        best = Some(found);
+                    }
+                }
+            }
+        }
+        best
+    }
+
+    /// Holds one of `every` legal layouts to its candidates, and those that are asked for first to all.
+    /// How many of them fit.
+    fn check(&self, every: u64) -> u32 {
+        let seed: u64 = match std::env::var("MOEFOLD_SEED") {
+            Ok(seed) => seed.parse().expect("a number"),
+            Err(_) => 1,
+        };
+        let all = self.found(&SearchOptions {
+            top: usize::MAX,
+            ..self.options.clone()
+        });
+        let few = self.found(&self.options);
+        assert!(
+            !few.is_empty() && few[..] == all[..few.len()],
+            "MOEFOLD_SEED={seed}"
+        );
+        let rules = Rules::of(&self.model, &self.options);
+        let options = &self.options;
+        let tuples = space(&self.model, self.gpus, &options.batch, &options.pins);
+        let (mut seen, mut fit) = (0_u64, 0);
+        for degrees in tuples {
+            let Ok(layout) = rules.layout(&degrees) else {
+                continue;
+            };
+            seen += 1;
+            // Numbers far apart of those that come one after the other.
+            let drawn = (seen + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            if !drawn.is_multiple_of(every) {
+                continue;
+            }
+            let record = LayoutRecord::from(&layout);
+            let found = all.iter().find(|plan| plan.layout == record);
+            let alone = self.alone(&record.pinned());
+            let step_s = |plan: &PlannedLayout| plan.predicted.step_s;
+            let own = alone.as_ref().map(step_s);
+            let of_search = found.map(step_s);
+            // Where layers may recompute by themselves they may be faster than all alike.
+            let by_layer = self.options.stack == StackName::Moefold;
+            let holds = match (of_search, own) {
+                (Some(searched), Some(own)) if by_layer => searched <= own,
+                (Some(_), None) => by_layer,
+                (searched, own) => searched == own,
+            };
+            assert!(
+                holds,
+                "MOEFOLD_SEED={seed} {record:?}: {of_search:?} {own:?} {alone:?}"
+            );
+            fit += u32::from(own.is_some());
+        }
+        assert!(seen > 20, "{seen} layouts");
+        fit
+    }
+}
+
+fn check(spaces: Vec<Space>, every: u64) {
+    let fit: u32 = spaces.iter().map(|space| space.check(every)).sum();
+    assert!(fit > 0, "of layouts drawn none fits");
+}
+
+#[test]
+fn oracle_some_layouts_are_the_best_of_their_candidates() {
+    check(vees(), 6);
+    check(levels(), 24);
+    check(eight_bits(), 16);
+    check(tensor_beside(), 20);
+    check(graphs(), 28);
+}
+
+#[test]
+#[ignore = "takes minutes; some of it is above"]
+fn oracle_all_layouts_are_the_best_of_their_candidates() {
+    for spaces in [vees(), levels(), eight_bits(), tensor_beside(), graphs()] {
+        check(spaces, 1);
+    }
+}
+
+/// Candidates are counted that could have been: those of each choice of graphs, however few are looked at.
+#[test]
+fn law_candidates_of_all_graphs_are_counted() {
+    for space in graphs() {
+        let costs = Costs::for_cluster(&space.cluster, &[]);
+        let count = |options: &SearchOptions| {
+            let (model, cluster, gpus) = (&space.model, &space.cluster, space.gpus);
+            let found = plan(model, cluster, gpus, options, &costs, &Declared);
+            let search = found.expect("something fits").search;
+            let refused: u64 = search.refused.values().sum();
+            assert_eq!(search.space, refused + search.pruned + search.priced);
+            search.space
+        };
+        let each = graphs_to_try(&space.model, &space.options);
+        assert!(each.len() >= 7, "{}", each.len());
+        let fixed: u64 = each.iter().map(count).sum();
+        assert_eq!(count(&space.options), fixed);
+    }
+}
+
+/// No layout takes less time under fewer graphs, which is what questions are left out by.
+#[test]
+fn law_more_graphs_take_no_more_time() {
+    for name in ["deepseek-v2-lite", "qwen3-next-80b-a3b"] {
+        let model = &presets::load(name).expect("a preset");
+        let cluster = &cluster("gb200-nvl72");
+        let (_, _, mut options) = small();
+        options.graphs = None;
+        let costs = &Costs::for_cluster(cluster, &[]);
+        let rules = &Rules::of(model, &options);
+        let variants = graphs_to_try(model, &options);
+        let asked = Asked::new(model, cluster, 16, &options, costs, &Declared);
+        let questions = questions(&asked, rules, &variants).expect("legal");
+        let tuples = space(model, 16, &options.batch, &options.pins);
+        let legal = tuples.filter_map(|degrees| rules.layout(&degrees).ok());
+        let mut seen = 0;
+        for layout in legal.step_by(97) {
+            let first = Shape::under;
+            let shapes: Vec<_> = questions
+                .iter()
+                .map(|of| first(of, &layout, &of.sets[..1]))
+                .collect();
+            for (own, question) in shapes.iter().zip(&questions) {
+                for &above in &question.above {
+                    for (less, more) in own.iter().zip(&shapes[above]) {
+                        assert_eq!(less.dispatcher, more.dispatcher);
+                        let [less, more] = [less, more].map(|shape| shape.work(question));
+                        let floor = |work| floor_s(question, &layout, work);
+                        assert!(
+                            floor(&more) <= floor(&less) * (1.0 + 1e-12),
+                            "{name} {layout:?} {} {}",
+                            variants[above].fixed_graphs(),
+                            question.options.fixed_graphs()
+                        );
+                        seen += 1;
+                    }
+                }
+            }
+        }
+        assert!(seen > 500, "{seen}");
+        let none = |options: &&SearchOptions| options.graphs == Some(Graphs::NONE);
+        assert_eq!(variants.iter().filter(none).count(), 1);
+    }
+}
+
+/// Step by step a front is what a search finds under less memory than the step before.
+#[test]
+fn oracle_a_front_is_what_searches_under_less_and_less_memory_find() {
+    for (layers, graphs) in [(32, Some(Graphs::NONE)), (8, None)] {
+        let (mut model, cluster, mut options) = small();
+        model.layers.truncate(layers);
+        options.graphs = graphs;
+        options.pins = "cp=1,etp=1".parse().expect("degrees");
+        options.front = 12;
+        let costs = Costs::for_cluster(&cluster, &[]);
+        let run =
+            |options: &SearchOptions| plan(&model, &cluster, 16, options, &costs, &Declared).ok();
+        let found = run(&options).expect("something fits");
+        let mut feasible = found.search.feasible;
+        options.front = 0;
+        options.top = 1;
+        let mut peak_gib = found.plans[0].predicted.peak_gib;
+        let mut steps = 0;
+        for _ in 0..12 {
+            options.memory_gib = Some(peak_gib * (1.0 - 1e-6));
+            let Some(next) = run(&options) else {
+                break;
+            };
+            let next = &next.plans[0];
+            peak_gib = next.predicted.peak_gib;
+            let alike = |candidate: &Candidate| {
+                candidate.layout == next.layout
+                    && candidate.recompute == next.recompute
+                    && candidate.peak_gib == peak_gib
+                    // Rounded to nanoseconds, or the sum of parts.
+                    && (candidate.step_s / next.predicted.step_s - 1.0).abs() < 1e-6
+            };
+            let place = feasible.iter().position(alike);
+            let place = place.unwrap_or_else(|| panic!("{layers} {steps}: {:?}", next.layout));
+            feasible.remove(place);
+            steps += 1;
+        }
+        assert!(steps > 5, "{steps}");
+    }
+}
