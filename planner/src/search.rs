@@ -218,19 +218,7 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
         gap = gap.max(1.0 - left.floor / best.score(options.objective));
     }
     let unseen = unseen.map(|left| left.children);
-    let priced: Vec<Priced> = ranking
-        .iter()
-        .map(|found| {
-            let question = of(found);
-            let memory = found.memory(question);
-            let mut priced = {
-                let on_host = found.on_host(question);
-                predict::planned(question, &found.choice(), &memory, on_host)
-            };
-            priced.plan.predicted.routing = otherwise::routing(question, found);
-            priced
-        })
-        .collect();
+    let priced = all_priced(&questions, &ranking);
     let capacity = questions[0].capacity();
     let mut search = SearchRecord {
         told_apart: None,
@@ -263,14 +251,22 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
     if unseen.is_none()
         && let Some(best) = ranking.first()
     {
-        let points = known.front(&mut questions, &ordered, best, options.front, watch);
-        for point in points {
-            if !search.feasible.contains(&point) {
-                search.feasible.push(point);
-            }
-        }
+        let (feasible, steps) = (&mut search.feasible, options.front);
+        known.front(&mut questions, &ordered, best, (feasible, steps), watch);
     }
     Ok((priced, search))
+}
+
+/// Candidates that were found, priced in full.
+fn all_priced(questions: &[Question<'_>], ranking: &[Found<'_>]) -> Vec<Priced> {
+    let price = |found: &Found<'_>| {
+        let question = &questions[found.question];
+        let (memory, on_host) = (found.memory(question), found.on_host(question));
+        let mut priced = predict::planned(question, &found.choice(), &memory, on_host);
+        priced.plan.predicted.routing = otherwise::routing(question, found);
+        priced
+    };
+    ranking.iter().map(price).collect()
 }
 
 /// The best plan, had a device memory without end; none where the search was stopped.

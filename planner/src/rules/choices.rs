@@ -248,6 +248,13 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
             instances: options.instances,
         });
     }
+    check_buckets(options, &mut broken);
+    broken
+}
+
+/// What is wrong with a size of buckets.
+fn check_buckets(options: &SearchOptions, broken: &mut Vec<Illegal>) {
+    let name = options.stack;
     match options.bucket_elements {
         Some(0) => broken.push(Illegal::EmptyBuckets),
         Some(size) if options.zero == Zero::Fsdp && name == StackName::Moefold => {
@@ -264,7 +271,6 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         }
         _ => {}
     }
-    broken
 }
 
 /// What is wrong with a limit on the rows of experts.

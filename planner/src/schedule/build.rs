@@ -163,7 +163,7 @@ fn doubled(places: Places, rank: u32, microbatches: u32) -> Vec<Pass> {
         turns.backward(back);
         turns.forward(back);
     }
-    for _ in 0..counted - 2 * pp + rank + 1 {
+    for _ in 0..=counted - 2 * pp + rank {
         for [first, second] in [[down, back], [back, down]] {
             turns.forward(first);
             turns.backward(second);

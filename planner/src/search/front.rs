@@ -48,19 +48,18 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// The front behind the fastest plan of the same units: of each step the fastest that needs less memory than the one
-    /// before, as many as are wanted at most.
+    /// Adds the front behind the fastest plan of the same units to candidates that are known: of each step the fastest that
+    /// needs less memory than the one before, as many as are wanted at most.
     pub(super) fn front(
         &mut self,
         questions: &mut [Question<'_>],
         units: &[&'a Unit<'a>],
         fastest: &Found<'a>,
-        steps: usize,
+        (known, steps): (&mut Vec<Candidate>, usize),
         watch: &Watch<'_>,
-    ) -> Vec<Candidate> {
-        let mut points = Vec::new();
+    ) {
         if self.0.is_empty() || questions[0].options.objective == Objective::Memory {
-            return points;
+            return;
         }
         let mut peak_gib = fastest.peak().gib();
         for _ in 0..steps {
@@ -74,9 +73,11 @@ impl<'a> Known<'a> {
             };
             let best = self.0[place].best.as_ref().expect("it was found");
             peak_gib = best.peak().gib();
-            points.push(best.candidate(&questions[best.question]));
+            let point = best.candidate(&questions[best.question]);
+            if !known.contains(&point) {
+                known.push(point);
+            }
         }
-        points
     }
 
     /// The place of the unit that is fastest within some memory; none where nothing fits, or the search is stopped.

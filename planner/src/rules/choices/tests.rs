@@ -39,7 +39,7 @@ fn options(words: &str) -> SearchOptions {
                 options.dispatcher = Some(named(&Dispatcher::ALL, Dispatcher::name, word));
             }
             "cp_comm_type" => {
-                options.cp_comm = (word != "auto").then(|| named(&CpComm::ALL, CpComm::name, word))
+                options.cp_comm = (word != "auto").then(|| named(&CpComm::ALL, CpComm::name, word));
             }
             "capacity" | "pad" => {
                 options.capacity = Some(Capacity {
