@@ -70,16 +70,7 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
         .transpose()
         .map_err(Failure::request)?;
     let chosen = device::choose(args.device, output)?;
-    let precision = match (&plan, &chosen, args.precision) {
-        (Some(plan), ..) => plan.planned.precision,
-        (None, Chosen::Cpu, _) | (None, Chosen::Cuda(_), Some(Stored::Fp32)) => Precision::Fp32,
-        (None, Chosen::Cuda(_), _) => Precision::Bf16,
-    };
-    if chosen == Chosen::Cpu && args.precision == Some(Stored::Bf16) {
-        return Err(Failure::Request(anyhow!(
-            "--precision bf16: the CPU computes in f32; use --device cuda where there is a GPU"
-        )));
-    }
+    let precision = precision(args, plan.as_ref(), &chosen)?;
     let launched = match args.launch {
         Launch::Env => Some(launch::from_environment()?),
         Launch::Threads | Launch::Processes => None,
@@ -221,6 +212,24 @@ fn gpu_ranks(args: &ProfileArgs, gpus: u32, launched: Option<&Launched>) -> Resu
             asked => Ok(asked.unwrap_or(gpus)),
         },
     }
+}
+
+/// The precision that is measured: the plan's, else what was asked for or is usual on the device.
+fn precision(
+    args: &ProfileArgs,
+    plan: Option<&Plan>,
+    chosen: &Chosen,
+) -> Result<Precision, Failure> {
+    if *chosen == Chosen::Cpu && args.precision == Some(Stored::Bf16) {
+        return Err(Failure::Request(anyhow!(
+            "--precision bf16: the CPU computes in f32; use --device cuda where there is a GPU"
+        )));
+    }
+    Ok(match (plan, chosen, args.precision) {
+        (Some(plan), ..) => plan.planned.precision,
+        (None, Chosen::Cpu, _) | (None, Chosen::Cuda(_), Some(Stored::Fp32)) => Precision::Fp32,
+        (None, Chosen::Cuda(_), _) => Precision::Bf16,
+    })
 }
 
 /// Cores of this machine.

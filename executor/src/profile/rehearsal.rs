@@ -152,15 +152,14 @@ impl Rehearsal {
         steps: u64,
     ) -> Result<Measurements, Error> {
         let (random, drawn);
-        let Course { samples, options } = match course {
-            Some(course) => course,
-            None => {
-                random = Samples::random(self.model.vocab_size, &self.batch, steps)?;
-                drawn = unpractised(device);
-                Course {
-                    samples: &random,
-                    options: &drawn,
-                }
+        let Course { samples, options } = if let Some(course) = course {
+            course
+        } else {
+            random = Samples::random(self.model.vocab_size, &self.batch, steps)?;
+            drawn = unpractised(device);
+            Course {
+                samples: &random,
+                options: &drawn,
             }
         };
         let options = TrainOptions {
@@ -267,7 +266,7 @@ mod tests {
         let both = [rehearsal(), rehearsal()];
         let done = std::cell::Cell::new(0);
         let rehearsed = rehearse(&both, None, ONE_THREAD, Duration::from_mins(5), &|n| {
-            done.set(n)
+            done.set(n);
         });
         let rehearsed = rehearsed.expect("trains");
         assert_eq!((rehearsed.left_out, done.get()), (0, 2));

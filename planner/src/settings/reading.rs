@@ -121,15 +121,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     } else {
         0.0
     });
-    let overlap = Overlap {
-        grad_reduce: said.on("overlap_grad_reduce"),
-        param_gather: said.on("overlap_param_gather"),
-        p2p: !said.on("no_overlap_p2p_communication"),
-        shared_expert: said.on("moe_shared_expert_overlap"),
-        expert_alltoall: said.on("overlap_moe_expert_parallel_comm"),
-        delay_wgrad: said.on("delay_wgrad_compute"),
-        tp: said.on("tp_comm_overlap"),
-    };
+    let overlap = overlap(said);
     let dispatcher = dispatcher(said, target.version).filter(|_| has_experts);
     let capacity = capacity(said);
     let recompute = recompute(said, layers, stages.as_ref().map(PipelineLayout::stages));
@@ -185,6 +177,18 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
         top: 1,
         ..SearchOptions::new(batch, StackName::Megatron)
     })
+}
+
+fn overlap(said: &Said<'_>) -> Overlap {
+    Overlap {
+        grad_reduce: said.on("overlap_grad_reduce"),
+        param_gather: said.on("overlap_param_gather"),
+        p2p: !said.on("no_overlap_p2p_communication"),
+        shared_expert: said.on("moe_shared_expert_overlap"),
+        expert_alltoall: said.on("overlap_moe_expert_parallel_comm"),
+        delay_wgrad: said.on("delay_wgrad_compute"),
+        tp: said.on("tp_comm_overlap"),
+    }
 }
 
 fn primary_weights(said: &mut Said<'_>) -> PrimaryWeights {
