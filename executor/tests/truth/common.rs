@@ -176,6 +176,7 @@ impl Fixture {
             schedule: Some(self.savers.schedule.unwrap_or(usual)),
             order: Some(self.rank_order),
             cp_comm: Some(self.savers.cp_comm),
+            overlap: Some(self.savers.overlap),
             ..SearchOptions::new(self.batch(), StackName::Moefold)
         };
         let rules = Rules::of(&self.model, &options);
