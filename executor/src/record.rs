@@ -32,7 +32,7 @@ use moefold_kernels::{Device, Op, Side};
 use moefold_planner::mesh::GroupKind;
 use moefold_planner::walk::Event as Walked;
 use moefold_profiles::CollectiveKind;
-use moefold_profiles::directory::{Key, Wait};
+use moefold_profiles::directory::Key;
 use moefold_profiles::trace::{Category, Lane, TraceSpan};
 use moefold_profiles::units::{Bytes, Instant, Seconds};
 
@@ -88,8 +88,6 @@ struct Inner {
     bubble_ns: Cell<u64>,
     /// Waits that belong to the next collective.
     carried_ns: Cell<u64>,
-    /// What products of experts took since the rank last met others, by the own clock.
-    experts_ns: Cell<u64>,
     host_reads: RefCell<BTreeMap<&'static str, f64>>,
     /// Transfers to and from the host so far.
     transfers: Cell<u64>,
@@ -113,8 +111,6 @@ struct Meeting {
     waited_ns: u64,
     /// Since it last met others, by its own clock.
     apart_ns: u64,
-    /// What of that products of experts took.
-    experts_ns: u64,
 }
 
 impl Recorder {
@@ -146,7 +142,6 @@ impl Recorder {
             waited_ns: Cell::default(),
             bubble_ns: Cell::default(),
             carried_ns: Cell::default(),
-            experts_ns: Cell::default(),
             host_reads: RefCell::default(),
             transfers: Cell::default(),
             queued: None,
@@ -369,7 +364,6 @@ impl Recorder {
             inner.waited_ns.set(0);
             inner.bubble_ns.set(0);
             inner.carried_ns.set(0);
-            inner.experts_ns.set(0);
             inner.host_reads.borrow_mut().clear();
             inner.step_start_ns.set(inner.clock.wall_ns());
             inner.own_start_ns.set(inner.clock.own_ns());
@@ -534,7 +528,6 @@ impl Inner {
             key: Key::Collective(awaited.collective),
             waited_ns: carried_ns,
             apart_ns,
-            experts_ns: self.experts_ns.take(),
         });
         self.met_ns.set(now);
     }
@@ -576,12 +569,7 @@ impl Inner {
         for meeting in self.meetings.borrow().iter() {
             let time = result.keys.entry(meeting.key).or_default();
             let waited = seconds(meeting.waited_ns).0 * share;
-            time.waits.push(Wait {
-                waited_s: waited,
-                apart_s: counted(meeting.apart_ns).0,
-                experts_s: counted(meeting.experts_ns).0,
-                meetings: 1.0,
-            });
+            time.waits.push([waited, counted(meeting.apart_ns).0]);
         }
     }
 
@@ -616,9 +604,6 @@ impl Inner {
                 let mut sums = self.sums.borrow_mut();
                 sums.entry((lane, category, name)).or_default().add(sum);
                 let started = started.map(|started| Key::Collective(started.collective));
-                if let Some(Key::Op(Op::GroupedGemm { .. })) = key {
-                    self.experts_ns.set(self.experts_ns.get() + whole_ns);
-                }
                 if let Some(key) = key.or(started) {
                     self.keys.borrow_mut().entry(key).or_default().add(sum);
                 }

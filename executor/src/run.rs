@@ -386,7 +386,7 @@ fn seconds_of(time: &TimeByCategory) -> BTreeMap<Category, f64> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use moefold_profiles::directory::{Key, Sample, Taken};
     use moefold_profiles::host::HostCost;
     use moefold_profiles::units::Seconds;
@@ -408,7 +408,7 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn record(step: u64, step_s: f64) -> StepRecord {
+    fn record(step: u64, step_s: f64) -> StepRecord {
         StepRecord {
             step,
             loss: 5.0 - step as f64,

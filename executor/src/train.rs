@@ -199,11 +199,7 @@ pub fn run_in(
             spans,
         },
         weights: collector,
-        measured: Measurements {
-            device,
-            loads: training::loads(&steps, warmup),
-            samples,
-        },
+        measured: Measurements { device, samples },
         steps,
         checkpoints,
     }))

@@ -281,7 +281,7 @@ pub fn price(
     if let Some(exposed) = transfers.exposed(breakdown.device()) {
         breakdown.add(Category::Offload, exposed);
     }
-    breakdown.by_category[Category::Waiting as usize] += drift.waited_s(costs);
+    breakdown.by_category[Category::Waiting as usize] += drift.waited_s();
     breakdown.apart += drift.unmet_s();
     breakdown.host_s = host.seconds(backward);
     breakdown
@@ -393,54 +393,39 @@ impl Transfers {
     }
 }
 
-/// How long ranks wait for the last of them at the collectives of a list of work ([`Costs::waiting`]). What a list
-/// begins with comes after the end of one like it, as layers do.
+/// How long ranks wait for the last of them at the collectives of a list of work: at each a share of what
+/// each did since they met before ([`Costs::waiting`]). What a list begins with comes after the end of one like
+/// it, as layers do.
 #[derive(Debug, Default)]
 struct Drift {
     waited: f64,
-    /// The first collective, and what is before it.
-    first: Option<(Collective, [f64; 2])>,
-    /// Seconds since ranks met, and of these in products of experts.
-    since: [f64; 2],
+    /// Of the first collective, its share.
+    first: Option<f64>,
+    since: f64,
 }
 
 impl Drift {
     fn add(&mut self, work: &Work, cost: Cost, costs: &Costs) {
         if let Task::Collective(collective) = &work.task {
-            let since = std::mem::take(&mut self.since);
-            if self.first.is_none() {
-                self.first = Some((*collective, since));
-            } else {
-                self.waited += waiting(costs, collective, since);
-            }
+            let share = costs.waiting(collective);
+            self.first.get_or_insert(share);
+            self.waited += share * std::mem::take(&mut self.since);
         }
-        self.since[0] += cost.time.0;
-        if matches!(work.task, Task::Op(Op::GroupedGemm { .. })) {
-            self.since[1] += cost.time.0;
-        }
+        self.since += cost.time.0;
     }
 
-    fn waited_s(&self, costs: &Costs) -> f64 {
-        let first = self.first.as_ref().map(|(collective, before)| {
-            let since = [0, 1].map(|i| self.since[i] + before[i]);
-            waiting(costs, collective, since)
-        });
-        self.waited + first.unwrap_or(0.0)
+    fn waited_s(&self) -> f64 {
+        self.waited + self.first.map_or(0.0, |share| share * self.since)
     }
 
     /// All of it, where ranks do not meet.
     fn unmet_s(&self) -> f64 {
         if self.first.is_none() {
-            self.since[0]
+            self.since
         } else {
             0.0
         }
     }
-}
-
-fn waiting(costs: &Costs, collective: &Collective, since: [f64; 2]) -> f64 {
-    let [apart, experts] = since.map(Seconds);
-    costs.waiting(collective, apart, experts).0
 }
 
 /// What the host does for a list of work.

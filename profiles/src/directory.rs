@@ -109,96 +109,11 @@ pub struct Sample {
     pub skew: Option<f64>,
     /// Raw timings after warm-up, seconds each: of a collective, of the exchange once all ranks are there.
     pub seconds: Vec<f64>,
-    /// Of a collective, each time a rank came to it, or summed over several such times. Empty where that was not
-    /// measured, and where ranks were made to begin together.
+    /// Of a collective, each time a rank came to it, or summed over several such times: seconds it waited for
+    /// the last to arrive, and seconds since it had last met others. Empty where that was not measured, and where ranks were made to begin
+    /// together.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waits: Vec<Wait>,
-}
-
-/// A rank's wait for the others at a collective, or several of them summed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Vec<f64>", into = "[f64; 4]")]
-pub struct Wait {
-    /// Seconds that it waited for the last to arrive.
-    pub waited_s: f64,
-    /// Seconds since it had last met others.
-    pub apart_s: f64,
-    /// What of them products of experts took, whose rows data decides.
-    pub experts_s: f64,
-    /// How many they are.
-    pub meetings: f64,
-}
-
-impl Wait {
-    /// The sum of both.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self {
-            waited_s: self.waited_s + other.waited_s,
-            apart_s: self.apart_s + other.apart_s,
-            experts_s: self.experts_s + other.experts_s,
-            meetings: self.meetings + other.meetings,
-        }
-    }
-
-    /// The same where every time counts `factor` times.
-    #[must_use]
-    pub fn scaled(self, factor: f64) -> Self {
-        Self {
-            waited_s: factor * self.waited_s,
-            apart_s: factor * self.apart_s,
-            experts_s: factor * self.experts_s,
-            ..self
-        }
-    }
-}
-
-impl From<[f64; 2]> for Wait {
-    /// One meeting, waited and apart, without experts.
-    fn from([waited_s, apart_s]: [f64; 2]) -> Self {
-        Self {
-            waited_s,
-            apart_s,
-            experts_s: 0.0,
-            meetings: 1.0,
-        }
-    }
-}
-
-impl From<Wait> for [f64; 4] {
-    fn from(wait: Wait) -> Self {
-        [wait.waited_s, wait.apart_s, wait.experts_s, wait.meetings]
-    }
-}
-
-impl TryFrom<Vec<f64>> for Wait {
-    type Error = String;
-
-    fn try_from(numbers: Vec<f64>) -> Result<Self, String> {
-        match numbers[..] {
-            [waited_s, apart_s] => Ok([waited_s, apart_s].into()),
-            [waited_s, apart_s, experts_s, meetings] => Ok(Self {
-                waited_s,
-                apart_s,
-                experts_s,
-                meetings,
-            }),
-            _ => Err(format!(
-                "a wait of {} numbers; expected seconds waited, apart and in experts, and meetings, or the first two",
-                numbers.len()
-            )),
-        }
-    }
-}
-
-/// How unevenly tokens went to experts: what `ranks` that divide them have, were they as many.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RankLoads {
-    /// Expert ranks.
-    pub ranks: u32,
-    /// Rows of each over the mean of all, the most first: means over MoE layers and steps.
-    pub sorted: Vec<f64>,
+    pub waits: Vec<[f64; 2]>,
 }
 
 /// A profile directory's content.
@@ -239,9 +154,6 @@ pub struct Profile {
     /// What steps of known layouts were fitted to, where they were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<Calibration>,
-    /// What ranks that divide the experts had of all rows, by how many they are, where training routed tokens.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub loads: Vec<RankLoads>,
     /// Raw samples.
     pub samples: Vec<Sample>,
 }
@@ -402,7 +314,6 @@ impl Profile {
             command: String::new(),
             steps: None,
             calibration: None,
-            loads: Vec::new(),
             samples,
         }
     }
@@ -518,21 +429,10 @@ impl Profile {
                 return Err(invalid(&key, found, &expected));
             }
             timings(&format!("samples[{index}].seconds"), &sample.seconds)?;
-            let wrong = |number: &f64| !(0.0..=LONGEST_S).contains(number);
-            let mut numbers = sample.waits.iter().flat_map(|&wait| <[f64; 4]>::from(wait));
-            if let Some(number) = numbers.find(wrong) {
+            let wrong = |seconds: &&f64| !(0.0..=LONGEST_S).contains(*seconds);
+            if let Some(seconds) = sample.waits.iter().flatten().find(wrong) {
                 let key = format!("samples[{index}].waits");
-                return Err(invalid(&key, number.to_string(), "numbers from 0 to 1e9"));
-            }
-        }
-        for (index, loads) in self.loads.iter().enumerate() {
-            let most = f64::from(loads.ranks);
-            let mut found = loads.sorted.iter();
-            let all = loads.sorted.len() as f64 == most && most > 0.0;
-            if !all || found.any(|load| !(0.0..=most).contains(load)) {
-                let key = format!("loads[{index}].sorted");
-                let expected = "a number for each of `ranks`, from 0 to as many as they are";
-                return Err(invalid(&key, format!("{:?}", loads.sorted), expected));
+                return Err(invalid(&key, seconds.to_string(), "seconds from 0 to 1e9"));
             }
         }
         Ok(())
@@ -565,7 +465,7 @@ mod tests {
             Sample::of(permute, Taken::Cold, vec![3e-6, 1e-6, 2e-6, 10e-6]),
             Sample {
                 skew: Some(2.5),
-                waits: vec![[0.0, 2e-6].into(), [1e-6, 1e-6].into()],
+                waits: vec![[0.0, 2e-6], [1e-6, 1e-6]],
                 ..Sample::of(reduce, Taken::Training, vec![5e-6])
             },
         ];
@@ -583,10 +483,6 @@ mod tests {
                 source: "train.log, iterations 3 to 4".into(),
             }),
             calibration: Some(calibration()),
-            loads: vec![RankLoads {
-                ranks: 2,
-                sorted: vec![1.25, 0.75],
-            }],
             ..Profile::of("cpu", samples)
         }
     }
@@ -696,19 +592,6 @@ mod tests {
             &|text| text.replace("\"factor\": 1.5", "\"factor\": -1.5"),
             "`calibration.network.factor`",
         );
-        check(&|text| text.replace("1.25", "2.25"), "`loads[0].sorted`");
-        check(
-            &|text| text.replace("\"ranks\": 2", "\"ranks\": 3"),
-            "`loads[0].sorted`",
-        );
-        check(
-            &|text| text.replace("\"waits\": [", "\"waits\": [[1e-6, 1e-6, 1e-6], "),
-            "a wait of 3 numbers",
-        );
-        check(
-            &|text| text.replace("\"waits\": [", "\"waits\": [[1e-6, 1e-6, -1e-6, 1], "),
-            "samples[1].waits",
-        );
         check(
             &|text| text.replace("permute", "permutation"),
             "permutation",
@@ -716,18 +599,6 @@ mod tests {
         check(&|_| "{".into(), "not a profile");
         let missing = Profile::load(Path::new("/nonexistent")).expect_err("refused");
         assert!(missing.to_string().contains("/nonexistent/profile.json"));
-    }
-
-    #[test]
-    fn golden_a_wait_of_two_numbers_is_one_meeting_without_experts() {
-        let read = |text: &str| serde_json::from_str::<Wait>(text);
-        assert_eq!(read("[0.5, 2.0]").expect("reads"), [0.5, 2.0].into());
-        let wait = read("[0.5, 2.0, 0.25, 3]").expect("reads");
-        assert_eq!((wait.experts_s, wait.meetings), (0.25, 3.0));
-        assert_eq!(
-            serde_json::to_string(&wait).expect("writes"),
-            "[0.5,2.0,0.25,3.0]"
-        );
     }
 
     #[test]

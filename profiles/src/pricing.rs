@@ -24,7 +24,6 @@ mod matrix;
 mod network;
 mod roofline;
 mod surface;
-mod waits;
 
 use attention::Attention;
 use local::{Local, Scaled};
@@ -244,16 +243,13 @@ impl Costs {
         self.turns
     }
 
-    /// Seconds that the mean of some ranks waits at a collective for the last to come, as training measured it on this
-    /// machine, where they last met so many seconds before, and of these spent so many in products of experts; nothing
-    /// where none did. Prices of collectives are without it.
-    pub fn waiting(&self, collective: &Collective, apart: Seconds, experts: Seconds) -> Seconds {
+    /// What share of the time since ranks last met the mean of them waits at a collective for the last to come,
+    /// as training measured it on this machine; nothing where none did. Prices of collectives are without it.
+    pub fn waiting(&self, collective: &Collective) -> f64 {
         if collective.ranks <= 1 {
-            return Seconds::ZERO;
+            return 0.0;
         }
-        let known = self.loads_are_known;
-        let waits = self.local.waiting(collective, apart.0, experts.0, known);
-        Seconds(waits)
+        self.local.waiting(collective, self.loads_are_known)
     }
 
     /// The price of an exchange in which each of `ranks` ranks sends `local` bytes to the other ranks of

@@ -209,13 +209,10 @@ fn merged(profiles: Vec<Profile>) -> Option<Profile> {
     let mut first = profiles.next()?;
     let mut by_key: BTreeMap<Key, Sample> = BTreeMap::new();
     let samples = std::mem::take(&mut first.samples);
-    let (mut others, mut loads) = (Vec::new(), std::mem::take(&mut first.loads));
-    for profile in profiles {
-        others.extend(profile.samples);
-        loads.extend(profile.loads);
-    }
-    first.loads = loads;
-    for sample in samples.into_iter().chain(others) {
+    for sample in samples
+        .into_iter()
+        .chain(profiles.flat_map(|profile| profile.samples))
+    {
         match by_key.get_mut(&sample.key) {
             Some(known) => {
                 known.seconds.extend(sample.seconds);

@@ -9,9 +9,8 @@
 
 use std::collections::BTreeMap;
 
-use moefold_profiles::directory::{Key, RankLoads, Sample, Taken, Wait};
+use moefold_profiles::directory::{Key, Sample, Taken};
 use moefold_profiles::host::HostCost;
-use moefold_profiles::run::StepRecord;
 use moefold_profiles::statistics::{median, nearest_half};
 use moefold_profiles::{Op, Profile};
 
@@ -28,7 +27,6 @@ const KEPT: usize = 96;
 #[derive(Debug, Clone)]
 pub struct Measurements {
     pub(crate) device: Described,
-    pub(crate) loads: Vec<RankLoads>,
     pub(crate) samples: Vec<Sample>,
 }
 
@@ -36,11 +34,9 @@ impl Measurements {
     /// The profile, of a run in `environment`.
     pub fn profile(&self, environment: &Environment) -> Profile {
         let samples = self.samples.clone();
-        let device = self.device.clone();
-        Profile {
-            loads: self.loads.clone(),
-            ..device.profile(environment, String::new(), samples)
-        }
+        self.device
+            .clone()
+            .profile(environment, String::new(), samples)
     }
 }
 
@@ -104,48 +100,6 @@ pub(crate) fn samples(
     samples
 }
 
-/// What ranks that divide the experts had of all rows in the half of the steps after `warmup` that is nearest to the
-/// median, by every number of them that divides the experts. Ranks hold consecutive experts.
-pub(crate) fn loads(steps: &[StepRecord], warmup: u64) -> Vec<RankLoads> {
-    let skipped = usize::try_from(warmup).unwrap_or(usize::MAX);
-    let settled = steps.get(skipped..).filter(|settled| !settled.is_empty());
-    let settled = settled.unwrap_or(steps);
-    let middle = median(settled.iter().map(|step| step.step_s).collect()).unwrap_or(0.0);
-    let usual = nearest_half(
-        settled.iter().map(|step| (step, step.step_s)).collect(),
-        middle,
-    );
-    let layers: Vec<&[u64]> = (usual.iter())
-        .flat_map(|step| step.expert_load.iter().map(Vec::as_slice))
-        .filter(|layer| layer.iter().sum::<u64>() > 0)
-        .collect();
-    let experts = layers.first().map_or(0, |layer| layer.len());
-    let divides = |ranks: &usize| experts.is_multiple_of(*ranks);
-    (2..=experts)
-        .filter(divides)
-        .map(|ranks| RankLoads {
-            ranks: ranks as u32,
-            sorted: sorted(&layers, ranks),
-        })
-        .collect()
-}
-
-/// Rows of each of so many ranks over their mean, the most first: the mean over layers.
-fn sorted(layers: &[&[u64]], ranks: usize) -> Vec<f64> {
-    let mut sums = vec![0.0; ranks];
-    for layer in layers {
-        let rows = |held: &[u64]| held.iter().sum::<u64>() as f64;
-        let mean = rows(layer) / ranks as f64;
-        let mut own: Vec<f64> = layer.chunks(layer.len() / ranks).map(rows).collect();
-        own.sort_by(|a, b| b.total_cmp(a));
-        for (sum, own) in sums.iter_mut().zip(own) {
-            *sum += own / mean / layers.len() as f64;
-        }
-    }
-    // Sums are rounded.
-    sums.into_iter().map(|sum| sum.min(ranks as f64)).collect()
-}
-
 /// The half of the sampled steps whose length is nearest to the median, at least three where there are.
 fn usual(steps: &[Vec<SampledStep>], step_s: &BTreeMap<u64, f64>, warmup: u64) -> Vec<u64> {
     let sampled = steps.first().map_or(&[][..], Vec::as_slice);
@@ -167,7 +121,7 @@ fn usual(steps: &[Vec<SampledStep>], step_s: &BTreeMap<u64, f64>, warmup: u64) -
 struct Timed {
     calls: f64,
     seconds: f64,
-    waits: Vec<Wait>,
+    waits: Vec<[f64; 2]>,
 }
 
 /// Joins keys that differ in a size that data decides.
@@ -240,21 +194,21 @@ fn sample(key: Key, times: &[Timed]) -> Option<Sample> {
         .iter()
         .filter(|time| time.calls > 0.0 && time.seconds > 0.0);
     let seconds: Vec<f64> = timed.map(|time| time.seconds / time.calls).collect();
-    let waits: Vec<Wait> = times.iter().flat_map(|time| time.waits.clone()).collect();
+    let waits: Vec<[f64; 2]> = times.iter().flat_map(|time| time.waits.clone()).collect();
     (!seconds.is_empty()).then(|| Sample {
         waits: folded(&waits),
         ..Sample::of(key, Taken::Training, thinned(&seconds))
     })
 }
 
-/// Waits, summed over several meetings where they are many: those behind experts apart from others.
-pub(super) fn folded(waits: &[Wait]) -> Vec<Wait> {
-    let (behind, others): (Vec<Wait>, Vec<Wait>) =
-        waits.iter().partition(|wait| wait.experts_s > 0.0);
+/// Waits, summed over several meetings where they are many: a share waited is a ratio of sums.
+pub(super) fn folded(waits: &[[f64; 2]]) -> Vec<[f64; 2]> {
     let each = waits.len().div_ceil(KEPT).max(1);
-    let sum = |waits: &[Wait]| waits.iter().copied().fold(Wait::default(), Wait::and);
-    let chunks = others.chunks(each).chain(behind.chunks(each));
-    chunks.map(sum).collect()
+    let sum = |waits: &[[f64; 2]]| {
+        let add = |sum: [f64; 2], wait: &[f64; 2]| [sum[0] + wait[0], sum[1] + wait[1]];
+        waits.iter().fold([0.0; 2], add)
+    };
+    waits.chunks(each).map(sum).collect()
 }
 
 /// As many as are kept, evenly from all.
@@ -378,58 +332,6 @@ mod tests {
     }
 
     #[test]
-    fn golden_loads_are_those_of_ranks_in_usual_steps() {
-        let routed = |number: u64, step_s: f64, load: [[u64; 4]; 2]| StepRecord {
-            step: number,
-            step_s,
-            expert_load: load.iter().map(|list| list.to_vec()).collect(),
-            ..crate::run::tests::record(number, step_s)
-        };
-        let usual = [[5, 1, 1, 1], [0, 4, 4, 0]];
-        let none = [[8, 0, 0, 0]; 2];
-        let steps = [
-            routed(0, 1.0, none),
-            routed(1, 1.0, usual),
-            routed(2, 1.1, usual),
-            routed(3, 0.9, usual),
-            routed(4, 9.0, none),
-            routed(5, 1.0, usual),
-        ];
-        let found = loads(&steps, 1);
-        let of = |ranks, sorted: &[f64]| RankLoads {
-            ranks,
-            sorted: sorted.to_vec(),
-        };
-        // Two ranks have 6 and 2 of a layer's 8 rows, and 4 and 4 of the other's.
-        assert_eq!(
-            found,
-            [of(2, &[1.25, 0.75]), of(4, &[2.25, 1.25, 0.25, 0.25])]
-        );
-        assert_eq!(loads(&[], 0), []);
-    }
-
-    #[test]
-    fn waits_behind_experts_are_summed_apart() {
-        let behind = Wait {
-            experts_s: 0.5,
-            ..[3.0, 1.0].into()
-        };
-        let waits: Vec<Wait> = (0..KEPT)
-            .flat_map(|_| [[1.0, 1.0].into(), behind])
-            .collect();
-        let (found, other): (Vec<Wait>, Vec<Wait>) = folded(&waits)
-            .into_iter()
-            .partition(|wait| wait.experts_s > 0.0);
-        assert!(
-            found
-                .iter()
-                .all(|wait| wait.waited_s == 3.0 * wait.meetings)
-        );
-        assert!(other.iter().all(|wait| wait.waited_s == wait.meetings));
-        assert_eq!((found.len(), other.len()), (KEPT / 2, KEPT / 2));
-    }
-
-    #[test]
     fn waits_keep_their_sums_where_they_are_many() {
         let key = Key::Collective(Collective {
             kind: CollectiveKind::AllToAll,
@@ -437,7 +339,7 @@ mod tests {
             ranks: 2,
             ranks_per_domain: 2,
         });
-        let waits: Vec<Wait> = (0..960).map(|i| [f64::from(i), 1.0].into()).collect();
+        let waits: Vec<[f64; 2]> = (0..960).map(|i| [f64::from(i), 1.0]).collect();
         let time = KeyTime {
             waits,
             ..took(960, 1.0)
@@ -450,9 +352,8 @@ mod tests {
         );
         let kept = &found[0].waits;
         assert_eq!(kept.len(), KEPT);
-        let ten = |wait: &Wait| (wait.apart_s, wait.meetings) == (10.0, 10.0);
-        assert!(kept.iter().all(ten));
-        let waited: f64 = kept.iter().map(|wait| wait.waited_s).sum();
+        assert!(kept.iter().all(|wait| wait[1] == 10.0));
+        let waited: f64 = kept.iter().map(|wait| wait[0]).sum();
         assert_eq!(waited, 959.0 * 960.0 / 2.0);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use moefold_kernels::Event;
 use moefold_planner::walk::At;
-use moefold_profiles::directory::{Key, Wait};
+use moefold_profiles::directory::Key;
 use moefold_profiles::trace::{Category, Lane, TimeByCategory};
 use moefold_profiles::units::Seconds;
 use serde::{Deserialize, Serialize};
@@ -104,6 +104,7 @@ pub struct KeyTime {
     pub calls: u64,
     /// Their seconds, without waits.
     pub seconds: f64,
-    /// Of a collective, of each.
-    pub waits: Vec<Wait>,
+    /// Of a collective, of each: seconds waited for the last rank, and seconds since the rank had last
+    /// met others.
+    pub waits: Vec<[f64; 2]>,
 }

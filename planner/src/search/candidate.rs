@@ -335,10 +335,9 @@ impl StageSplit {
             // Ranks that meet nowhere before meet at the end.
             let apart: f64 = own.clone().map(|stage| self.apart_s(shape, stage)).sum();
             let reduced = end.work.reduce.iter().chain(&end.work.across);
-            let met = reduced.chain(&end.work.exposed).next();
-            let apart = Seconds(apart * f64::from(layout.microbatches()));
-            let waits = |met| question.costs.waiting(met, apart, Seconds::ZERO).0;
-            let waiting_s = met.map_or(0.0, waits);
+            let share = reduced.chain(&end.work.exposed).next();
+            let share = share.map_or(0.0, |collective| question.costs.waiting(collective));
+            let waiting_s = share * apart * f64::from(layout.microbatches());
             let optimizer_s = end.exposed_s + end.update_s + end.streamed_s + waiting_s;
             self.times.optimizer[rank] = Seconds(optimizer_s).to_span();
             self.ends[rank].waiting_s = waiting_s;

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 
 use super::curve::Curve;
 use super::surface::{LOCAL_TRUST, Point, Surface};
-use super::waits::Waits;
 use crate::collective::{Collective, CollectiveKind};
 use crate::cost::{Cost, Source};
 use crate::directory::{Key, Profile, Sample, Taken};
@@ -35,7 +34,9 @@ pub(super) struct Local {
     families: Vec<Option<u16>>,
     surfaces: Vec<Surface>,
     collectives: Vec<(CollectiveKind, [u32; 2], Curve)>,
-    waits: Waits,
+    /// Seconds waited over seconds apart by group: where data decides how much ranks do between two
+    /// meetings, and elsewhere.
+    waits: [Vec<([u32; 2], f64)>; 2],
     /// The best a price of an op can be called.
     best: Source,
 }
@@ -81,7 +82,7 @@ impl Local {
             families: Vec::new(),
             surfaces: Vec::new(),
             collectives: Vec::new(),
-            waits: Waits::new(profiles),
+            waits: waits(profiles),
             best: if scaled {
                 Source::Interpolated
             } else {
@@ -160,22 +161,19 @@ impl Local {
         })
     }
 
-    /// See [`super::Costs::waiting`].
-    pub(super) fn waiting(
-        &self,
-        collective: &Collective,
-        apart_s: f64,
-        experts_s: f64,
-        loads_are_known: bool,
-    ) -> f64 {
+    /// See [`super::Costs::waiting`]. The nearest group speaks for others. Where `loads_are_known`, and where no
+    /// exchange of tokens was measured, an exchange has what other collectives have.
+    pub(super) fn waiting(&self, collective: &Collective, loads_are_known: bool) -> f64 {
         let group = [collective.ranks, collective.ranks_per_domain];
-        let of_tokens = is_of_tokens(collective);
-        let uneven = if of_tokens && loads_are_known {
-            0.0
-        } else {
-            self.waits.uneven(group, of_tokens) * experts_s
+        let near = |waits: &[([u32; 2], f64)]| {
+            let far = |wait: &&([u32; 2], f64)| distance(wait.0, group);
+            let nearest = waits.iter().min_by(|a, b| far(a).total_cmp(&far(b)));
+            nearest.map(|(_, share)| *share)
         };
-        self.waits.drift(group, apart_s) + uneven
+        let [of_tokens, others] = &self.waits;
+        let of_tokens = (is_of_tokens(collective) && !loads_are_known).then_some(of_tokens);
+        let own = of_tokens.and_then(|waits| near(waits));
+        own.or_else(|| near(others)).unwrap_or(0.0)
     }
 
     /// The price of a collective whose kind was measured.
@@ -218,15 +216,39 @@ impl Local {
 }
 
 /// How little one group says of another.
-pub(super) fn distance(a: [u32; 2], b: [u32; 2]) -> f64 {
+fn distance(a: [u32; 2], b: [u32; 2]) -> f64 {
     let far = |a: u32, b: u32| (f64::from(a.max(1)) / f64::from(b.max(1))).ln().abs();
     // A group that crosses domains says little about one that does not.
     let crossing = (a[0] > a[1]) != (b[0] > b[1]);
     far(a[0], b[0]) + far(a[1], b[1]) + if crossing { 10.0 } else { 0.0 }
 }
 
+/// What ranks waited for the last of them, over what they had done since they last met, by group: at exchanges
+/// of tokens, between which the loads of experts differ, and at all other collectives.
+fn waits(profiles: &[Scaled]) -> [Vec<([u32; 2], f64)>; 2] {
+    let mut sums: [BTreeMap<[u32; 2], [f64; 2]>; 2] = Default::default();
+    for Scaled { profile, .. } in profiles {
+        for sample in &profile.samples {
+            let Key::Collective(key) = sample.key else {
+                continue;
+            };
+            for wait in &sample.waits {
+                let sums = &mut sums[usize::from(!is_of_tokens(&key))];
+                let sum = sums.entry([key.ranks, key.ranks_per_domain]).or_default();
+                *sum = [sum[0] + wait[0], sum[1] + wait[1]];
+            }
+        }
+    }
+    sums.map(|sums| {
+        sums.into_iter()
+            .filter(|(_, [_, apart])| *apart > 0.0)
+            .map(|(group, [waited, apart])| (group, waited / apart))
+            .collect()
+    })
+}
+
 /// Whether tokens go to their experts and back in it.
-pub(super) fn is_of_tokens(collective: &Collective) -> bool {
+fn is_of_tokens(collective: &Collective) -> bool {
     collective.kind == CollectiveKind::AllToAll
 }
 

@@ -301,7 +301,7 @@ fn golden_waiting_for_others_is_a_category_and_host_time_is_not_hidden() {
     let predicted = |layout: &str, launch: f64, waited: f64| {
         let samples = vec![
             Sample {
-                waits: vec![[waited, 1.0].into()],
+                waits: vec![[waited, 1.0]],
                 ..Sample::of(meeting, Taken::Training, vec![1e-5])
             },
             Sample::of(Key::Host(HostCost::Launch), Taken::Training, vec![launch]),

@@ -2,7 +2,6 @@
 
 use super::laws::{grown, sampled_op};
 use super::*;
-use crate::directory::{RankLoads, Wait};
 
 /// A profile of a CPU on which an op takes `slower` times its shipped price.
 fn measured_here(ops: &[Op], messages: &[Collective], ranks: u32, slower: f64) -> Profile {
@@ -221,78 +220,35 @@ fn shipped_turns() -> f64 {
 }
 
 #[test]
-fn golden_waiting_is_what_ranks_drift_apart_and_what_the_busiest_experts_take_longer() {
+fn golden_waiting_is_a_share_of_the_time_apart_by_kind_and_group() {
     let of = |kind, ranks| collective(kind, 1 << 20, ranks, ranks);
     let (gather, exchange) = (CollectiveKind::AllGather, CollectiveKind::AllToAll);
-    let wait = |waited_s, apart_s, experts_s, meetings| Wait {
-        waited_s,
-        apart_s,
-        experts_s,
-        meetings,
-    };
-    let waited = |message, waits: &[Wait]| Sample {
+    let waited = |message, waits: &[[f64; 2]]| Sample {
         waits: waits.to_vec(),
         ..Sample::of(Key::Collective(message), Taken::Training, vec![1e-3])
     };
     let samples = vec![
-        // Of two ranks one second a meeting, however long they were apart, and four behind two seconds in experts.
-        waited(
-            of(gather, 2),
-            &[
-                wait(10.0, 10.0, 0.0, 10.0),
-                wait(2.0, 32.0, 0.0, 2.0),
-                wait(5.0, 9.0, 2.0, 1.0),
-            ],
-        ),
-        // Of four ranks two seconds, and three behind four seconds in experts.
-        waited(
-            of(exchange, 4),
-            &[wait(4.0, 16.0, 0.0, 2.0), wait(5.0, 8.0, 4.0, 1.0)],
-        ),
+        waited(of(gather, 2), &[[1.0, 10.0], [0.0, 10.0]]),
+        waited(of(exchange, 4), &[[3.0, 10.0]]),
     ];
-    let loads = |sorted: &[f64]| RankLoads {
-        ranks: sorted.len() as u32,
-        sorted: sorted.to_vec(),
-    };
     let profile = Profile {
         cores: 2,
         concurrent_ranks: 4,
-        loads: vec![
-            loads(&[1.5, 0.5]),
-            loads(&[1.5, 1.5, 0.5, 0.5]),
-            loads(&[2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]),
-        ],
         ..Profile::of("cpu", samples)
     };
     let costs = Costs::for_cluster(&local(4), &[profile]);
-    let waits = |costs: &Costs, kind, ranks, apart, experts| {
-        costs
-            .waiting(&of(kind, ranks), Seconds(apart), Seconds(experts))
-            .0
-    };
-    let check = |kind, ranks, apart, experts, expected: f64| {
-        let found = waits(&costs, kind, ranks, apart, experts);
-        assert!(
-            (found - expected).abs() < 1e-12,
-            "{kind:?} {ranks}: {found} {expected}"
-        );
-    };
-    check(gather, 2, 16.0, 0.0, 1.0);
-    check(gather, 2, 100.0, 3.0, 1.0 + 3.0 * 2.0);
-    check(gather, 2, 0.5, 0.0, 0.5);
-    check(exchange, 4, 8.0, 0.0, 2.0);
-    check(exchange, 4, 8.0, 2.0, 2.0 + 2.0 * 0.75);
-    // Of groups that were not measured routing says it: two ranks have one core, and eight have four.
-    check(exchange, 2, 16.0, 2.0, 1.0);
-    check(exchange, 8, 8.0, 2.0, 2.0 + 2.0 * 0.375);
-    // Of others the nearest group.
-    check(exchange, 16, 8.0, 2.0, 2.0 + 2.0 * 0.75);
+    let share = |kind, ranks| costs.waiting(&of(kind, ranks));
+    assert!((share(gather, 2) - 0.05).abs() < 1e-12);
+    assert!((share(exchange, 4) - 0.3).abs() < 1e-12);
+    // Others have the nearest group's; exchanges of tokens are apart from them, but where loads are known.
+    assert_eq!(share(CollectiveKind::ReduceScatter, 4), share(gather, 2));
+    assert_eq!(share(exchange, 2), share(exchange, 4));
     let known = costs.clone().with_known_loads();
-    assert_eq!(waits(&known, exchange, 4, 8.0, 2.0), 2.0);
+    assert_eq!(known.waiting(&of(exchange, 4)), share(gather, 2));
     assert_eq!((costs.turns(), shipped_turns()), (2.0, 1.0));
-    assert_eq!(waits(&costs, exchange, 1, 8.0, 2.0), 0.0);
+    assert_eq!(share(exchange, 1), 0.0);
     let shipped = Costs::for_cluster(&local(4), &[]);
-    assert_eq!(waits(&shipped, gather, 2, 8.0, 2.0), 0.0);
+    assert_eq!(shipped.waiting(&of(gather, 2)), 0.0);
 }
 
 #[test]

@@ -16,7 +16,6 @@ use moefold_planner::published;
 use moefold_planner::settings::{self, Job, Target as Megatron, Version, reading};
 use moefold_profiles::directory::Key;
 use moefold_profiles::import::{self, Format};
-use moefold_profiles::units::Seconds;
 use moefold_profiles::{Cluster, Costs, Profile, presets};
 use moefold_reports::Page;
 use serde_json::Value;
@@ -62,11 +61,10 @@ pub(super) const TARGETS: [Target; 20] = [
                 let cost = match key {
                     Key::Op(op) => costs.op(&op),
                     Key::Collective(collective) => {
-                        let waited = costs.waiting(&collective, Seconds(1.0), Seconds(0.5));
+                        let waited = costs.waiting(&collective);
                         assert!(
-                            waited.0.is_finite() && waited.0 >= 0.0,
-                            "{} s of waiting",
-                            waited.0
+                            waited.is_finite() && waited >= 0.0,
+                            "a share of {waited} waited"
                         );
                         costs.collective(&collective)
                     }
