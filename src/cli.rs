@@ -584,6 +584,9 @@ pub(crate) struct ProfileArgs {
     pub(crate) course: CourseArgs,
 }
 
+/// The tokenizer of text where none is named.
+pub(crate) const BYTE: &str = "byte";
+
 /// The training that a profile rehearses.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "The training that layouts are measured by, on a CPU")]
@@ -592,7 +595,7 @@ pub(crate) struct CourseArgs {
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) text: Vec<PathBuf>,
     /// Tokenizer of --text: byte, o200k, cl100k, a tokenizer.json or a .tiktoken file
-    #[arg(long, default_value = "byte")]
+    #[arg(long, default_value = BYTE)]
     pub(crate) tokenizer: String,
     #[command(flatten)]
     pub(crate) train: TrainArgs,

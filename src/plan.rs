@@ -464,11 +464,17 @@ pub(crate) fn again(plan: &Plan, gpus: u32) -> Result<Plan, Box<PlanError>> {
         plan.cluster.clone()
     };
     let question = Question::new(&plan.model, &cluster, gpus, &[]);
-    let mut asked = plan.asked();
+    let mut asked = SearchOptions {
+        stack: StackName::Moefold,
+        ..plan.asked()
+    };
     let mut found = question.search(&asked);
     // What was named for more ranks need not go with fewer.
-    if found.is_err() && (asked.schedule.is_some() || asked.overlap.is_some()) {
-        (asked.schedule, asked.overlap) = (None, None);
+    if found.is_err() && asked.schedule.take().is_some() {
+        found = question.search(&asked);
+    }
+    if found.is_err() && asked.overlap.take().is_some() {
+        asked.bucket_elements = None;
         found = question.search(&asked);
     }
     Ok(found?.best())
@@ -637,16 +643,17 @@ mod tests {
         let question = Question::new(&model, &cluster, 4, &[]);
         let plan = question.search(&asked).expect("there is one").best();
         let two = again(&plan, 2).expect("a pipeline of two");
-        for plan in [&plan, &two] {
-            assert_eq!(plan.planned.pipeline.schedule, ScheduleName::ZbV);
-            assert_eq!(plan.planned.overlap, Some(overlap));
-            assert_eq!(plan.planned.bucket_elements, Some(1000));
-            assert_eq!(plan.request.memory_headroom, Some(0.25));
-        }
-        assert_eq!((two.request.gpus, two.cluster), (2, presets::local(2)));
         // One rank has no pipeline.
         let one = again(&plan, 1).expect("the whole model");
         assert_eq!(one.planned.pipeline.schedule, ScheduleName::None);
-        assert_eq!(one.request.memory_headroom, Some(0.25));
+        for plan in [&plan, &two, &one] {
+            assert_eq!(plan.planned.overlap, Some(overlap));
+            assert_eq!(plan.request.memory_headroom, Some(0.25));
+        }
+        assert_eq!((two.request.gpus, &two.cluster), (2, &presets::local(2)));
+        for plan in [&plan, &two] {
+            assert_eq!(plan.planned.pipeline.schedule, ScheduleName::ZbV);
+            assert_eq!(plan.planned.bucket_elements, Some(1000));
+        }
     }
 }

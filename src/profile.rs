@@ -18,7 +18,7 @@ use moefold_executor::support;
 use moefold_executor::trace::{self, Traced};
 use moefold_executor::transport::{Launched, World};
 use moefold_kernels::cuda::{Architecture, Properties};
-use moefold_planner::choice::{CpComm, Dispatcher, HostShare, Masters, Optimizer};
+use moefold_planner::choice::{CpComm, Dispatcher, HostShare, Masters, Optimizer, ScheduleName};
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
@@ -31,7 +31,7 @@ use moefold_profiles::{Cluster, Op, Precision, presets};
 use moefold_reports::tables::Table;
 use serde::Serialize;
 
-use crate::cli::{CourseArgs, Launch, ProfileArgs, Stored, TrainArgs};
+use crate::cli::{BYTE, CourseArgs, Launch, ProfileArgs, Stored, TrainArgs};
 use crate::device::{self, Chosen};
 use crate::execute;
 use crate::failure::{Failure, failure};
@@ -266,6 +266,10 @@ fn rehearsal(plan: &Plan) -> Rehearsal {
         model: plan.model.clone(),
         batch: plan.request.batch,
         layout: plan.planned.layout,
+        schedule: match plan.planned.pipeline.schedule {
+            schedule if schedule.is_vee() => schedule,
+            _ => ScheduleName::of(plan.planned.layout.pp, plan.planned.layout.vpp),
+        },
     }
 }
 
@@ -279,12 +283,12 @@ impl CourseArgs {
         device: DeviceSpec,
     ) -> Result<Option<(Samples, TrainOptions)>, Failure> {
         if self.text.is_empty() {
-            return if self.train == TrainArgs::default() {
+            return if self.train == TrainArgs::default() && self.tokenizer == BYTE {
                 Ok(None)
             } else {
                 Err(Failure::Request(anyhow!(
-                    "flags of training say how --text is trained on, and there is none: add --text FILE..., or leave \
-                     them out"
+                    "flags of training and --tokenizer say how --text is trained on, and there is none: add --text \
+                     FILE..., or leave them out"
                 )))
             };
         }
@@ -330,6 +334,7 @@ fn model_rehearsals(args: &ProfileArgs, ranks: u32) -> Result<Vec<Rehearsal>, Fa
             model: model.clone(),
             batch,
             layout: LayoutRecord::from(&layout),
+            schedule: ScheduleName::of(layout.pp(), layout.vpp()),
         })
         .collect();
     // Should the time not be enough for all: layouts that have the most in common with others come last.
@@ -608,10 +613,11 @@ mod tests {
         let text = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(text.path(), "so many words ".repeat(100)).expect("writes");
         let text = ["--text", text.path().to_str().expect("a name")];
+        refused(&["--lr", "0.1"], &[], "say how --text is trained on");
         refused(
-            &["--lr", "0.1"],
+            &["--tokenizer", "o200k"],
             &[],
-            "flags of training say how --text is trained on",
+            "say how --text is trained on",
         );
         refused(&text, &[], "--text: nothing is trained here");
         let model = Model::resolve("quickstart").expect("a preset");
@@ -625,6 +631,7 @@ mod tests {
                 model: model.clone(),
                 batch,
                 layout: LayoutRecord::from(&layout),
+                schedule: ScheduleName::of(layout.pp(), layout.vpp()),
             })
             .collect();
         let flags = [&text[..], &["--steps", "7", "--seed", "3"]].concat();

@@ -311,15 +311,16 @@ impl Plan {
         }
     }
 
-    /// What was asked for, as far as it holds that: what no search chooses, and a schedule that none tries unless it is
-    /// named. The routing is of its layout, and left out.
+    /// What was asked for, as far as it holds that: what no search chooses unless it is told to, and a schedule that none
+    /// tries unless it is named. The routing is of its layout, and left out, as are sizes that follow from it.
     pub fn asked(&self) -> SearchOptions {
         let (planned, request) = (&self.planned, &self.request);
         let schedule = planned.pipeline.schedule;
+        let whole_graphs = planned.cuda_graph.is_some_and(Graphs::is_whole);
         SearchOptions {
-            dispatcher: None,
+            // Graphs of a whole step go with the dispatcher that bounds rows.
+            dispatcher: whole_graphs.then_some(planned.dispatcher),
             order: None,
-            cp_comm: None,
             cp_sizes: None,
             recompute: None,
             // Modules that a search has chosen are no less searched than the rest.
@@ -401,6 +402,9 @@ pub struct Alternative {
     /// are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cp_comm_type: Option<CpComm>,
+    /// What CUDA graphs launch of it; absent where nothing is a graph.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda_graph: Option<Graphs>,
     /// Seconds a step.
     pub step_s: f64,
     /// Peak memory, GiB.

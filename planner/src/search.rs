@@ -339,7 +339,8 @@ fn bounds(asked: &Asked<'_>, own: &PlannedLayout) -> Option<[f64; 2]> {
     let variants = graphs_to_try(asked.model, options);
     let questions = questions(&Asked { costs, ..*asked }, &rules, &variants).ok()?;
     let degrees = own.layout.pinned().complete(asked.gpus)?;
-    let layouts = [rules.layout(&degrees).ok()?];
+    let layout = rules.layout(&degrees).ok()?;
+    let layouts = [layout.numbered(own.rank_order.unwrap_or_default())?];
     let shapes = shapes(&layouts, questions.len());
     let occupancies = all_occupancies(&questions[0], &layouts);
     let units = units(&questions, &layouts, &shapes, &occupancies);
@@ -592,10 +593,15 @@ fn questions<'a>(
         let own = graphs(options);
         let has_all = |above: &&usize| {
             let other = graphs(&variants[**above]);
-            !other.is_whole() && own.modules().all(|module| other.covers(module))
+            let dispatchers = &questions[**above].dispatchers;
+            let mut tried = questions[number].dispatchers.iter();
+            !other.is_whole()
+                && own.modules().all(|module| other.covers(module))
+                && tried.all(|dispatcher| dispatchers.contains(dispatcher))
         };
         let above: Vec<usize> = (0..number).collect();
-        questions[number].above = above.iter().filter(has_all).copied().collect();
+        let above = above.iter().filter(has_all).copied().collect();
+        questions[number].above = above;
     }
     Ok(questions)
 }

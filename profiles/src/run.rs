@@ -149,6 +149,8 @@ impl StepRecord {
 /// Assignments of tokens to experts that a step has at most, over all its layers: thirty times those of 2^26 tokens in a
 /// hundred layers of 20 experts each. Sums over millions of steps are numbers too.
 const MOST_ASSIGNMENTS: u64 = 1 << 42;
+/// Seconds below zero that the rounding of a difference may leave.
+const ROUNDING_S: f64 = 1e-9;
 /// Bytes that all ranks of a run have at most.
 const MOST_BYTES: u64 = 1 << 62;
 
@@ -239,6 +241,22 @@ impl RunSummary {
         }
         let read: Self = serde_json::from_str(text).map_err(wrong)?;
         at_least_zero(read.step_s, read.tokens_per_s)?;
+        let times = Category::ALL.map(|category| (category.name(), read.time_s.get(category).0));
+        let named = [&read.busy_s, &read.calls, &read.host_reads];
+        let named = named.into_iter().flatten();
+        let hidden = read
+            .hidden_s
+            .iter()
+            .map(|(category, &time)| (category.name(), time));
+        let all = named
+            .map(|(key, &found)| (key.as_str(), found))
+            .chain(hidden)
+            .chain(times);
+        for (key, found) in all {
+            if found < -ROUNDING_S {
+                return Err(format!("found `{key}` {found}, expected at least 0"));
+            }
+        }
         let bytes = read.peak_by_rank.iter().flat_map(|peak| {
             let by_class = TensorClass::ALL.map(|class| peak.bytes[class]);
             let beside = [peak.reserved, peak.reached, peak.resident];
@@ -400,18 +418,19 @@ mod tests {
             "rank": 0, "pp_rank": 0, "resident": 1_u64 << 62,
             "bytes": ByClass::<Bytes>::from_fn(|_| Bytes(1)),
         });
-        let summary = |version: u32, step_s: f64, ranks: &[serde_json::Value]| {
+        let summary = |version: u32, [step_s, adamw]: [f64; 2], ranks: &[serde_json::Value]| {
             let text = serde_json::json!({
                 "version": version, "steps": 1, "warmup_steps": 0, "step_s": step_s, "tokens_per_s": 1.0,
-                "time_s": TimeByCategory::default(), "busy_s": {}, "peak_by_rank": ranks, "final_loss": 2.0,
+                "time_s": TimeByCategory::default(), "busy_s": {"adamw": adamw}, "peak_by_rank": ranks, "final_loss": 2.0,
             });
             RunSummary::read(&text.to_string())
         };
-        assert!(summary(RUN_VERSION, 0.5, &[]).is_ok());
+        assert!(summary(RUN_VERSION, [0.5, 0.1], &[]).is_ok());
         for (found, expected) in [
-            (summary(RUN_VERSION, 0.5, &[rank]), "`bytes`"),
-            (summary(RUN_VERSION, -0.5, &[]), "`step_s` -0.5"),
-            (summary(RUN_VERSION + 1, 0.5, &[]), "expected 1"),
+            (summary(RUN_VERSION, [0.5, 0.1], &[rank]), "`bytes`"),
+            (summary(RUN_VERSION, [-0.5, 0.1], &[]), "`step_s` -0.5"),
+            (summary(RUN_VERSION, [0.5, -1.0], &[]), "`adamw` -1"),
+            (summary(RUN_VERSION + 1, [0.5, 0.1], &[]), "expected 1"),
         ] {
             let problem = found.expect_err("refused");
             assert!(problem.contains(expected), "{problem}");

@@ -633,6 +633,7 @@ mod tests {
             schedule: None,
             rank_order: None,
             cp_comm_type: None,
+            cuda_graph: None,
             layout: answer.plans[1].layout,
             recompute: answer.plans[1].recompute.clone(),
             step_s: 1.1 * first.step_s,

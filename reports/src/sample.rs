@@ -266,6 +266,7 @@ pub(crate) fn cpu_plan(degrees: [u32; 5], step_s: f64) -> Plan {
             schedule: None,
             rank_order: None,
             cp_comm_type: None,
+            cuda_graph: None,
             layout: self::layout(4, 8, [1, 1, 1, 2, 1]),
             recompute: RecomputePlan::default(),
             step_s: 1.2 * step_s,

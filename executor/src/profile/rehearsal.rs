@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use moefold_planner::choice::ScheduleName;
 use moefold_planner::layout::Batch;
 use moefold_planner::model::{Layer, Model, count};
 use moefold_planner::plan::LayoutRecord;
@@ -46,6 +47,8 @@ pub struct Rehearsal {
     pub batch: Batch,
     /// A legal layout of both that [`crate::support`] does not refuse.
     pub layout: LayoutRecord,
+    /// The schedule of its pipeline.
+    pub schedule: ScheduleName,
 }
 
 /// A training to rehearse as it is to be: the steps that it begins with, as many as there is time for.
@@ -138,11 +141,12 @@ impl Rehearsal {
         let left = share.saturating_sub(began.elapsed()).as_secs_f64();
         let step_s = began.elapsed().as_secs_f64() / STEPS[0] as f64;
         let steps = (left / step_s) as u64;
+        let most = course.map_or(STEPS[1], |course| course.options.steps);
+        let steps = steps.min(most);
         if steps <= STEPS[0] {
             return Ok(first);
         }
-        let most = course.map_or(STEPS[1], |course| course.options.steps);
-        self.train(course, device, steps.min(most))
+        self.train(course, device, steps)
     }
 
     fn train(
@@ -170,7 +174,8 @@ impl Rehearsal {
             save: None,
             ..options.clone()
         };
-        let plan = unpriced::planned(&self.model, self.layout);
+        let mut plan = unpriced::planned(&self.model, self.layout);
+        plan.pipeline.schedule = self.schedule;
         let trained = train::run(&plan, &self.model, &self.batch, &options, samples, &|_| ())?;
         Ok(trained.measured)
     }
@@ -255,6 +260,7 @@ mod tests {
                 microbatches: 2,
                 ..plan.planned.layout
             },
+            schedule: ScheduleName::None,
         }
     }
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{
     Alternative, LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request,
 };
-use crate::choice::{CpComm, Overlap, RecomputePlan, ScheduleName, StackName};
+use crate::choice::{CpComm, Dispatcher, Graphs, Overlap, RecomputePlan, ScheduleName, StackName};
 use crate::layout::{Degrees, Layout, Order};
 use crate::model::Model;
 use crate::options::SearchOptions;
@@ -79,6 +79,9 @@ impl LayoutRecord {
 struct Claim<'a> {
     layout: &'a LayoutRecord,
     schedule: Option<ScheduleName>,
+    /// None where any will do.
+    dispatcher: Option<Dispatcher>,
+    graphs: Graphs,
     /// None where either will do.
     order: Option<Order>,
     /// None where any will do.
@@ -177,6 +180,8 @@ impl PlannedLayout {
         Claim {
             layout: &self.layout,
             schedule,
+            dispatcher: Some(self.dispatcher),
+            graphs: self.cuda_graph.unwrap_or_default(),
             order: Some(self.rank_order.unwrap_or_default()),
             cp_comm: Some(self.cp_comm()),
             cp_sizes: self.hierarchical_context_parallel_sizes,
@@ -192,9 +197,12 @@ impl PlannedLayout {
         request: &Request,
         runner_up: &Alternative,
     ) -> Result<Layout, PlanFileError> {
+        let graphs = runner_up.cuda_graph.unwrap_or_default();
         let claim = Claim {
             layout: &runner_up.layout,
             schedule: coming_back(&runner_up.layout, runner_up.schedule),
+            dispatcher: graphs.is_whole().then_some(Dispatcher::Hybridep),
+            graphs,
             order: Some(runner_up.rank_order.unwrap_or_default()),
             cp_comm: Some(runner_up.cp_comm_type.unwrap_or(self.cp_comm())),
             // Its own are what its ranks and heads allow.
@@ -204,7 +212,8 @@ impl PlannedLayout {
         self.prove(place, model, request, &claim)
     }
 
-    /// Proves a candidate of the same search legal, under some order of ranks and some way to keys.
+    /// Proves a candidate of the same search legal, under some order of ranks, way to keys and dispatcher, whatever
+    /// graphs launch.
     pub(crate) fn prove_candidate(
         &self,
         place: &Place<'_>,
@@ -216,6 +225,8 @@ impl PlannedLayout {
         let claim = Claim {
             layout,
             schedule: coming_back(layout, schedule),
+            dispatcher: None,
+            graphs: Graphs::NONE,
             order: None,
             cp_comm: None,
             cp_sizes: None,
@@ -246,6 +257,8 @@ impl PlannedLayout {
         let options = SearchOptions {
             schedule: claim.schedule,
             stages,
+            dispatcher: claim.dispatcher,
+            graphs: Some(claim.graphs),
             order: claim.order,
             cp_comm: claim.cp_comm,
             cp_sizes: claim.cp_sizes,

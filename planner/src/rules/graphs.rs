@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use crate::choice::{Dispatcher, GraphModule, Graphs, Module, Recompute, StackName};
+use crate::choice::{Dispatcher, GraphModule, Graphs, Module, Recompute, RecomputePlan, StackName};
 use crate::layout::Illegal;
 use crate::model::{Ffn, Layer, Mixer, Model};
 use crate::options::SearchOptions;
@@ -183,7 +183,8 @@ pub(crate) fn to_try(model: &Model, options: &SearchOptions) -> Vec<SearchOption
     let goes_with_the_rest = |options: &SearchOptions| {
         let mut broken = Vec::new();
         check(model, options, &mut broken);
-        broken.is_empty()
+        let mut given = options.recompute.iter().flat_map(RecomputePlan::sets);
+        broken.is_empty() && given.all(|set| again(options.fixed_graphs(), set).is_none())
     };
     let each = sets.into_iter().map(under);
     each.filter(goes_with_the_rest).collect()

@@ -45,6 +45,7 @@ pub(crate) fn alternative(winner: &Priced, priced: &Priced, objective: Objective
         cp_comm_type: plan
             .cp_comm_type
             .filter(|way| *way != winner.plan.cp_comm()),
+        cuda_graph: plan.cuda_graph,
         step_s: own.step_s,
         peak_gib: own.peak_gib,
         why,
