@@ -423,7 +423,7 @@ impl StageSplit {
     }
 
     /// What the step could shrink to if every layer chose its recompute set by itself: see
-    /// [`super::mix`]. No schedule runs this layout and split in less.
+    /// [`crate::search::mix`]. No schedule runs this layout and split in less.
     pub(crate) fn mixed_bound_s(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> f64 {
         let Case {
             question,
