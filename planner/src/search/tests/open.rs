@@ -119,3 +119,41 @@ fn oracle_open_orders_and_ways_to_keys_are_the_best_of_all() {
     let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
     assert_eq!(read.alternatives, plan.alternatives);
 }
+
+/// What is found under all graphs is legal with the recomputation that was asked for, and is read with its runners-up, whose
+/// graphs may be others.
+#[test]
+fn plans_under_all_graphs_are_read_back_as_they_were() {
+    let (mut model, cluster, mut options) = small();
+    model.layers.truncate(4);
+    options.pins = "mbs=1,cp=1,vpp=1,etp=1".parse().expect("degrees");
+    options.graphs = None;
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let peak = run(&model, &cluster, 8, &options).plans[0]
+        .predicted
+        .peak_gib;
+    let given = |recompute: Recompute| (Some(recompute.into()), 2.0);
+    let limits = [2.0, 0.97, 0.94, 0.9, 0.85, 0.8].map(|share| (None, share));
+    let mut others = 0;
+    for (recompute, share) in limits
+        .into_iter()
+        .chain([given(Recompute::Full), given(Recompute::None)])
+    {
+        options.recompute = recompute;
+        options.memory_gib = Some(share * peak);
+        let Ok(found) = search::plan(&model, &cluster, 8, &options, &costs, &Declared) else {
+            continue;
+        };
+        let best = found.plans[0].clone();
+        let runners_up = found.alternatives.iter();
+        others += runners_up
+            .filter(|other| other.cuda_graph != best.cuda_graph)
+            .count();
+        let mut plan = Plan::of(best, &model, &cluster, 8, &options);
+        plan.alternatives = found.alternatives;
+        let text = serde_json::to_string(&plan).expect("plain data");
+        let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
+        assert_eq!(read, plan);
+    }
+    assert!(others > 0, "some are others");
+}
