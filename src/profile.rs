@@ -267,7 +267,7 @@ fn rehearsal(plan: &Plan) -> Rehearsal {
         batch: plan.request.batch,
         layout: plan.planned.layout,
         schedule: match plan.planned.pipeline.schedule {
-            schedule if schedule.is_vee() => schedule,
+            schedule if schedule.is_vee() => schedule.apart().unwrap_or(schedule),
             _ => ScheduleName::of(plan.planned.layout.pp, plan.planned.layout.vpp),
         },
     }

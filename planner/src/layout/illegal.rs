@@ -316,9 +316,11 @@ pub enum Illegal {
     },
     /// Passes run as one to hide what nobody asked to hide.
     #[error(
-        "`schedule` combined hides the exchange of tokens, which `overlap` leaves out; nearest: expert-alltoall in `overlap`, or `schedule` auto"
+        "`schedule` {} hides the exchange of tokens, which `overlap` leaves out; nearest: expert-alltoall in `overlap`, or `schedule` {}",
+        schedule.name(),
+        schedule.apart().map_or("auto", ScheduleName::name)
     )]
-    CombinedSchedule,
+    CombinedSchedule { schedule: ScheduleName },
     /// What CUDA graphs do not go with.
     #[error("`cuda_graph` {graphs} does not go with {with}; nearest: {nearest}")]
     Graphs {
@@ -487,7 +489,7 @@ impl Illegal {
             Self::SharedDispatcher { .. } => "shared_expert_dispatcher",
             Self::SharedAgain => "shared_expert_recomputed",
             Self::Combined { .. } => "expert_alltoall",
-            Self::CombinedSchedule => "combined_without_overlap",
+            Self::CombinedSchedule { .. } => "combined_without_overlap",
             Self::Graphs { .. } => "cuda_graph",
             Self::Fp8Attention { .. } => "fp8_attention",
             Self::CombinedAlone => "expert_alltoall_without_ep",

@@ -315,10 +315,9 @@ fn check_combined(model: &Model, options: &SearchOptions, broken: &mut Vec<Illeg
     if overlap.tp && options.stack != StackName::Megatron {
         broken.push(Illegal::TensorBeside);
     }
-    let named = options.schedule.map(ScheduleName::combines);
     if !overlap.expert_alltoall {
-        if named == Some(true) {
-            broken.push(Illegal::CombinedSchedule);
+        if let Some(schedule) = options.schedule.filter(|one| one.combines()) {
+            broken.push(Illegal::CombinedSchedule { schedule });
         }
         return;
     }
@@ -345,9 +344,9 @@ fn check_combined(model: &Model, options: &SearchOptions, broken: &mut Vec<Illeg
         "`overlap` without shared-expert",
     );
     refuse(
-        named == Some(false),
+        options.schedule.is_some_and(|named| !named.combines()),
         "another `schedule` than its own",
-        "`schedule` combined, or auto",
+        "`schedule` combined, dualpipe-v-combined, or auto",
     );
     refuse(
         options.zero == Zero::Fsdp,

@@ -119,6 +119,11 @@ fn schedules_are_of_their_degrees_and_stacks() {
         ("pp=1,ep=8", "combined overlap expert-alltoall", true),
         ("pp=8,ep=8", "combined overlap expert-alltoall", true),
         ("pp=8,vpp=7,ep=8", "combined overlap expert-alltoall", true),
+        (
+            "pp=4,vpp=2,ep=8",
+            "dualpipe-v-combined overlap expert-alltoall,delay-wgrad",
+            true,
+        ),
     ];
     for (degrees, schedule, goes) in pairs {
         let words = format!("stack moefold schedule {schedule}");
@@ -578,13 +583,22 @@ fn each_rule_of_combined_passes_has_its_message() {
         "ep=8",
         "schedule combined",
         "combined_without_overlap",
-        &["nearest: expert-alltoall in `overlap`"],
+        &["nearest: expert-alltoall in `overlap`", "auto"],
+    );
+    check(
+        "pp=4,vpp=2,ep=8",
+        "stack moefold schedule dualpipe-v-combined",
+        "combined_without_overlap",
+        &["nearest: expert-alltoall in `overlap`, or `schedule` dualpipe-v"],
     );
     for (words, expected) in [
         ("dispatcher allgather", "nearest: `dispatcher` alltoall"),
         ("recompute full", "nearest: `recompute` of other modules"),
         ("recompute moe", "nearest: `recompute` of other modules"),
-        ("schedule none", "nearest: `schedule` combined, or auto"),
+        (
+            "schedule none",
+            "nearest: `schedule` combined, dualpipe-v-combined, or auto",
+        ),
         ("zero fsdp", "nearest: `zero` 1"),
         ("offload moe_act", "nearest: `offload` none"),
     ] {

@@ -227,8 +227,10 @@ impl StageSplit {
                 let messages = received(at.chunk) + returned(backward);
                 messages + highest(&stretches[at.chunk][0], &stretches[backward][1])
             }
-            Running::Backward => returned(at.chunk) + highest(&[], &stretches[at.chunk][1]),
-            Running::Forward | Running::Weight => own[at.chunk].running(at.running),
+            Running::Backward if !case.schedule.divides_backward() => {
+                returned(at.chunk) + highest(&[], &stretches[at.chunk][1])
+            }
+            one => own[at.chunk].running(one),
         }
     }
 

@@ -279,18 +279,30 @@ fn differential_combined_passes_over_nccl_are_those_of_rank_threads() {
         return;
     }
     let Some(mock) = mock() else { return };
+    let check = |ranks: &Ranks, apart: &Plan, schedule: ScheduleName| {
+        let mut combined = apart.clone();
+        combined.planned.pipeline.schedule = schedule;
+        combined.planned.overlap = Some(Overlap {
+            expert_alltoall: true,
+            delay_wgrad: true,
+            ..apart.planned.overlap.expect("buckets")
+        });
+        let found = over_nccl(mock, &combined, ranks.all, device);
+        check_same(&found, &on_threads(apart, ranks.all, device), apart);
+        mock.assert_clean();
+    };
     let ranks = &LAYOUTS[0];
     let apart = plan(ranks, Precision::Fp32);
-    let mut combined = apart.clone();
-    combined.planned.pipeline.schedule = ScheduleName::Combined;
-    combined.planned.overlap = Some(Overlap {
-        expert_alltoall: true,
-        delay_wgrad: true,
-        ..apart.planned.overlap.expect("buckets")
-    });
-    let found = over_nccl(mock, &combined, ranks.all, device);
-    check_same(&found, &on_threads(&apart, ranks.all, device), &apart);
-    mock.assert_clean();
+    check(ranks, &apart, ScheduleName::Combined);
+    let ranks = &LAYOUTS[2];
+    let mut apart = plan(ranks, Precision::Fp32);
+    // As many microbatches as some run beside others of.
+    apart.request.batch.global_batch = 6;
+    let turns = &mut apart.planned;
+    (turns.layout.vpp, turns.layout.microbatches) = (2, 3);
+    turns.pipeline = planned(&apart.model, turns.layout).pipeline;
+    turns.pipeline.schedule = ScheduleName::DualpipeV;
+    check(ranks, &apart, ScheduleName::DualpipeVCombined);
 }
 
 /// Where every token goes to every expert, all ranks send each other as much, and know it.
