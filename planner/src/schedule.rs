@@ -342,7 +342,7 @@ impl ScheduleName {
     }
 
     /// The same order without combined passes, where there is one.
-    pub fn apart(self) -> Option<Self> {
+    pub(crate) fn apart(self) -> Option<Self> {
         (self == Self::DualpipeVCombined).then_some(Self::DualpipeV)
     }
 

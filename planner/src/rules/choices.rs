@@ -483,12 +483,15 @@ fn check_states(options: &SearchOptions, broken: &mut Vec<Illegal>) {
             share: options.optimizer_offload.0.to_string(),
         });
     }
+    if options.grad_dtype != Dtype::F32 && options.stack == StackName::Moefold {
+        broken.push(Illegal::StackGradients);
+    }
     if options.masters == Masters::Remainder && options.precision == Precision::Fp32 {
         broken.push(Illegal::WholeMasters);
     }
     if options.primary_weights == PrimaryWeights::Fp8 {
         let precision = options.precision;
-        if precision.compute() != moefold_profiles::Dtype::Fp8 {
+        if precision.compute() != Dtype::Fp8 {
             broken.push(Illegal::PrimaryWeights { precision });
         } else if options.masters == Masters::Remainder {
             broken.push(Illegal::RemainderOfFp8);

@@ -186,7 +186,7 @@ fn law_parts_of_every_rank_sum_to_the_step() {
             // is only what other stages owe it.
             let slowest = times.optimizer.iter().max().expect("ranks");
             let own = times.optimizer[timeline.critical as usize];
-            assert!(timeline.critical_rank().bubble >= *slowest - own);
+            assert!(timeline.ranks[timeline.critical as usize].bubble >= *slowest - own);
         }
     }
 }
@@ -254,7 +254,7 @@ fn golden_equal_stages_have_the_published_bubble() {
         assert_eq!(timeline.total, expected);
         assert_eq!(bound, expected);
         assert_eq!(
-            timeline.critical_rank().bubble,
+            timeline.ranks[timeline.critical as usize].bubble,
             Span((pp - 1) * (forward + backward) / vpp)
         );
     }
@@ -360,7 +360,7 @@ fn golden_two_ranks_with_exposed_messages() {
     assert_eq!(timeline.total, Span(110));
     assert_eq!(timeline.critical, 0);
     assert_eq!(
-        *timeline.critical_rank(),
+        timeline.ranks[timeline.critical as usize],
         RankTime {
             forward: Span(20),
             backward: Span(40),

@@ -64,6 +64,7 @@ fn options(words: &str) -> SearchOptions {
             "num_distributed_optimizer_instances" => {
                 options.instances = word.parse().expect("a number");
             }
+            "grad_dtype" => options.grad_dtype = named(&Dtype::ALL, Dtype::name, word),
             "masters" => options.masters = named(&Masters::ALL, Masters::name, word),
             "primary_weights" => {
                 options.primary_weights = named(&PrimaryWeights::ALL, PrimaryWeights::name, word);
@@ -480,6 +481,18 @@ fn nothing_remains_of_masters_beside_weights_of_f32() {
             "`precision` bf16",
         ],
     );
+}
+
+#[test]
+fn gradients_are_narrow_where_a_stack_accumulates_them_so() {
+    check(
+        "",
+        "stack moefold grad_dtype bf16",
+        "stack_gradients",
+        &["`grad_dtype` fp32", "`stack` megatron"],
+    );
+    let said = broken("mixtral-8x7b", "", "stack megatron grad_dtype bf16");
+    assert!(said.is_empty(), "{said:?}");
 }
 
 #[test]
