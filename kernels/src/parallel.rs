@@ -6,6 +6,10 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use self::helpers::Helpers;
+
+mod helpers;
+
 /// Elements touched below which handing work to other threads costs more than it saves.
 const WORTH_SHARING: usize = 1 << 18;
 
@@ -13,7 +17,7 @@ const WORTH_SHARING: usize = 1 << 18;
 pub(crate) struct Cpu {
     threads: usize,
     /// The threads besides the one that calls.
-    helpers: Option<rayon::ThreadPool>,
+    helpers: Option<Helpers>,
     /// Whether work is shared however small it is, so that tests reach every path.
     shares_all: bool,
 }
@@ -21,16 +25,9 @@ pub(crate) struct Cpu {
 impl Cpu {
     pub(crate) fn new(threads: usize, shares_all: bool) -> Self {
         let threads = threads.max(1);
-        let helpers = (threads > 1)
-            .then(|| {
-                rayon::ThreadPoolBuilder::new()
-                    .num_threads(threads - 1)
-                    .build()
-                    .ok()
-            })
-            .flatten();
+        let helpers = (threads > 1).then(|| Helpers::new(threads - 1));
         Self {
-            threads: if helpers.is_some() { threads } else { 1 },
+            threads: 1 + helpers.as_ref().map_or(0, Helpers::len),
             helpers,
             shares_all,
         }
@@ -81,7 +78,7 @@ impl Cpu {
     }
 
     /// Runs `body` on every task. The calling thread works too; each thread takes the next task when
-    /// it is done with one.
+    /// it is done with one, and none is waited for that comes too late for any.
     pub(crate) fn tasks<T: Send>(&self, tasks: Vec<T>, body: impl Fn(T) + Sync) {
         let num_helpers = self.threads.min(tasks.len()).saturating_sub(1);
         let Some(helpers) = self.helpers.as_ref().filter(|_| num_helpers > 0) else {
@@ -94,12 +91,7 @@ impl Cpu {
                 body(task);
             }
         };
-        helpers.in_place_scope(|scope| {
-            for _ in 0..num_helpers {
-                scope.spawn(|_| work());
-            }
-            work();
-        });
+        helpers.share(num_helpers, &work);
     }
 }
 

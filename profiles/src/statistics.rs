@@ -24,24 +24,28 @@ pub fn nearest_half<T>(mut values: Vec<(T, f64)>, middle: f64) -> Vec<T> {
 /// Silverman 1955): where a larger size has a smaller value both have their mean. Points of one size are one.
 pub fn never_falling(mut points: Vec<[f64; 3]>) -> Vec<[f64; 2]> {
     points.sort_by(|a, b| a[0].total_cmp(&b[0]));
-    // Pools of consecutive points: their sizes, value and weight.
-    let mut pools: Vec<(Vec<f64>, f64, f64)> = Vec::new();
-    for [size, value, weight] in points {
-        let mut pool = (vec![size], value, weight);
-        while let Some((sizes, value, weight)) =
-            pools.pop_if(|last| last.1 >= pool.1 || last.0.contains(&pool.0[0]))
-        {
-            let all = weight + pool.2;
-            let mean = (weight * value + pool.2 * pool.1) / all;
-            pool = ([sizes, pool.0].concat(), mean, all);
+    let both = |one: [f64; 2], other: [f64; 2]| {
+        let weight = one[1] + other[1];
+        [(one[0] * one[1] + other[0] * other[1]) / weight, weight]
+    };
+    // Sizes, and the value and weight that all of them have.
+    let mut pools: Vec<(Vec<f64>, [f64; 2])> = Vec::new();
+    for same in points.chunk_by(|a, b| a[0].total_cmp(&b[0]).is_eq()) {
+        let mut mean = [0.0; 2];
+        for &[_, value, weight] in same {
+            mean = both(mean, [value, weight]);
+        }
+        let mut pool = (vec![same[0][0]], mean);
+        while let Some((mut sizes, mean)) = pools.pop_if(|last| last.1[0] >= pool.1[0]) {
+            sizes.append(&mut pool.0);
+            pool = (sizes, both(mean, pool.1));
         }
         pools.push(pool);
     }
-    let each = pools.into_iter().flat_map(|(mut sizes, value, _)| {
-        sizes.dedup();
+    let each = |(sizes, [value, _]): (Vec<f64>, [f64; 2])| {
         sizes.into_iter().map(move |size| [size, value])
-    });
-    each.collect()
+    };
+    pools.into_iter().flat_map(each).collect()
 }
 
 #[cfg(test)]
