@@ -133,8 +133,7 @@ fn fitted(
         let drift = now / then - 1.0;
         if drift.abs() > DRIFT {
             output.note(&format!(
-                "{}: the plan says {}, and is priced at {} now ({}): other profiles, or options that a plan \
-                 does not hold (the gradient type)",
+                "{}: the plan says {}, and is priced at {} now ({}): other profiles, or other tables",
                 step.source,
                 format::seconds(then),
                 format::seconds(now),

@@ -160,7 +160,8 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     pub(crate) pipeline_layout: Option<PipelineLayout>,
     /// Communication that runs beside compute: none, or all that is to, of grad-reduce, param-gather, p2p,
-    /// shared-expert, expert-alltoall and delay-wgrad, comma separated; auto is the first three, on a CPU none
+    /// shared-expert, expert-alltoall, delay-wgrad and tp (megatron), comma separated; auto is the first three, on a
+    /// CPU none
     #[arg(long, default_value = "auto", value_parser = flags::or_auto::<Overlap>)]
     pub(crate) overlap: Auto<Overlap>,
     /// What CUDA graphs launch at once (megatron): none, full_iteration, or modules of layers, of attn, mamba, mlp, moe,
@@ -193,7 +194,7 @@ pub(crate) struct PlanArgs {
     /// Share of masters and moments that rests on the host, from 0 to 1
     #[arg(long, value_name = "FRACTION", default_value_t = 0.0)]
     pub(crate) optimizer_offload_fraction: f64,
-    /// Type of the main gradients
+    /// Type of the main gradients (bf16: megatron)
     #[arg(long, default_value = "fp32", value_parser = flags::one_of(&flags::GRAD_DTYPES, flags::grad_dtype))]
     pub(crate) grad_dtype: Dtype,
     /// Expert load: balanced, a run directory whose routing to take, or a JSON histogram of tokens an

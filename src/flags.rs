@@ -122,9 +122,49 @@ pub(crate) fn in_words_of_flags(message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use moefold_planner::choice::{Module, Overlap, Recompute, RecomputePlan};
+    use clap::CommandFactory as _;
+    use moefold_planner::choice::{
+        GraphModule, Module, OffloadModule, Overlap, Recompute, RecomputePlan,
+    };
 
     use super::*;
+    use crate::cli::Cli;
+
+    #[test]
+    fn every_word_of_a_list_is_in_its_help() {
+        let command = Cli::command();
+        let plan = command.find_subcommand("plan").expect("a command");
+        let expected = "-".parse::<Overlap>().expect_err("no kind");
+        let kinds = expected.split_once("some of ").expect("a list").1;
+        let kinds = kinds.split_once(';').expect("an end").0;
+        let lists = [
+            ("overlap", kinds.split(", ").collect::<Vec<_>>()),
+            ("recompute", Module::ALL.map(Module::name).to_vec()),
+            (
+                "offload",
+                OffloadModule::ALL.map(OffloadModule::name).to_vec(),
+            ),
+            (
+                "cuda_graph",
+                GraphModule::ALL.map(GraphModule::name).to_vec(),
+            ),
+        ];
+        for (flag, names) in lists {
+            let flag = plan
+                .get_arguments()
+                .find(|argument| argument.get_id() == flag);
+            let help = flag
+                .and_then(|flag| flag.get_help())
+                .expect("it is told")
+                .to_string();
+            let told: Vec<&str> = help
+                .split(|letter: char| !letter.is_ascii_alphanumeric() && !"-_".contains(letter))
+                .collect();
+            for name in names {
+                assert!(told.contains(&name), "{name} is not in: {help}");
+            }
+        }
+    }
 
     #[test]
     fn options_are_named_by_their_flags() {

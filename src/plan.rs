@@ -578,8 +578,9 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.recompute.clone_from(&args.recompute.0);
     options.offload = args.offload.0;
     options.stages.clone_from(&args.pipeline_layout);
-    options.schedule = args.schedule.0;
     options.overlap = args.overlap.0;
+    let overlap = options.overlap.unwrap_or_default();
+    options.schedule = args.schedule.0.map(|named| named.beside(overlap));
     options.graphs = args.cuda_graph.0;
     options.fp8_attention = args.fp8_attention;
     options.zero = args.zero;

@@ -18,7 +18,7 @@ use moefold_executor::support;
 use moefold_executor::trace::{self, Traced};
 use moefold_executor::transport::{Launched, World};
 use moefold_kernels::cuda::{Architecture, Properties};
-use moefold_planner::choice::{CpComm, Dispatcher, HostShare, Masters, Optimizer, ScheduleName};
+use moefold_planner::choice::{CpComm, Dispatcher, HostShare, Masters, Optimizer};
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
@@ -105,7 +105,7 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
     // Rank threads of the CPU can train what is planned: nothing tells more of what its ops take.
     let rehearsals = match (&chosen, args.launch) {
         (Chosen::Cpu, Launch::Threads) => match &plan {
-            Some(plan) if plan.request.gpus == ranks => vec![rehearsal(plan)],
+            Some(plan) if plan.request.gpus == ranks => vec![Rehearsal::of(plan)],
             // Its layout cannot be trained on other ranks: keys are timed by themselves.
             Some(_) => Vec::new(),
             None => model_rehearsals(args, ranks)?,
@@ -246,7 +246,7 @@ pub(crate) fn measure(
 ) -> Result<Measured, Failure> {
     let ranks = plans.first().map_or(1, |plan| plan.request.gpus);
     let keys = plans.iter().flat_map(plan_keys).collect();
-    let rehearsals: Vec<Rehearsal> = plans.iter().map(rehearsal).collect();
+    let rehearsals: Vec<Rehearsal> = plans.iter().map(Rehearsal::of).collect();
     let world = World::threads(ranks);
     let measured = measure_on(
         &world,
@@ -258,19 +258,6 @@ pub(crate) fn measure(
         output,
     )?;
     Ok(measured.expect("rank 0 is a thread of this process"))
-}
-
-/// A plan's layout, to be trained for what its ops take.
-fn rehearsal(plan: &Plan) -> Rehearsal {
-    Rehearsal {
-        model: plan.model.clone(),
-        batch: plan.request.batch,
-        layout: plan.planned.layout,
-        schedule: match plan.planned.pipeline.schedule {
-            schedule if schedule.is_vee() => schedule,
-            _ => ScheduleName::of(plan.planned.layout.pp, plan.planned.layout.vpp),
-        },
-    }
 }
 
 impl CourseArgs {
@@ -330,15 +317,10 @@ fn model_rehearsals(args: &ProfileArgs, ranks: u32) -> Result<Vec<Rehearsal>, Fa
     };
     let mut rehearsals: Vec<Rehearsal> = legal_layouts(&model, ranks, &batch, "cp=1,pp=1,vpp=1")?
         .filter(|layout| layout.microbatches() == 1 || layout.mbs() == 1)
-        .map(|layout| Rehearsal {
-            model: model.clone(),
-            batch,
-            layout: LayoutRecord::from(&layout),
-            schedule: ScheduleName::of(layout.pp(), layout.vpp()),
-        })
+        .map(|layout| Rehearsal::of_layout(&model, batch, LayoutRecord::from(&layout)))
         .collect();
     // Should the time not be enough for all: layouts that have the most in common with others come last.
-    rehearsals.sort_by_key(|rehearsal| rehearsal.layout.mbs == 1);
+    rehearsals.sort_by_key(|rehearsal| rehearsal.planned.layout.mbs == 1);
     Ok(rehearsals)
 }
 
@@ -627,12 +609,7 @@ mod tests {
         };
         let layouts = legal_layouts(&model, 2, &batch, "tp=2,mbs=1").expect("pins");
         let rehearsals: Vec<Rehearsal> = layouts
-            .map(|layout| Rehearsal {
-                model: model.clone(),
-                batch,
-                layout: LayoutRecord::from(&layout),
-                schedule: ScheduleName::of(layout.pp(), layout.vpp()),
-            })
+            .map(|layout| Rehearsal::of_layout(&model, batch, LayoutRecord::from(&layout)))
             .collect();
         let flags = [&text[..], &["--steps", "7", "--seed", "3"]].concat();
         assert_eq!(course(&flags, &rehearsals).ok(), Some(Some((7, 3))));

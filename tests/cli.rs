@@ -607,6 +607,7 @@ fn schedules_are_refused_by_name() {
         mixtral(&[&["--schedule", schedule], more].concat())
     };
     refused(&of("zb-h2", &[]), 2, &["--schedule", "zb-h2", "zb-h1"]);
+    refused(&of("dualpipe", &[]), 2, &["--schedule", "dualpipe-v"]);
     let megatron = ["megatron", "zb-h1", "1f1b", "--stack"];
     refused(&of("zb-h1", &[]), 2, &megatron);
     let megatron = ["megatron", "v-min", "interleaved", "--stack"];

@@ -16,10 +16,7 @@ use serde::Serialize;
 use crate::data::Samples;
 use crate::device::DeviceSpec;
 use crate::error::Error;
-use crate::lr::LearningRate;
-use crate::moe::balance::Balancing;
-use crate::optimizer::AdamOptions;
-use crate::options::{Init, TrainOptions};
+use crate::options::TrainOptions;
 use crate::train;
 
 /// Steps before the timed ones.
@@ -81,18 +78,7 @@ pub fn measure(
 ) -> Result<BenchResult, Error> {
     let batch = &options.batch;
     let samples = Samples::random(model.vocab_size, batch, 16)?;
-    let train = TrainOptions {
-        steps: WARMUP_STEPS + options.steps.max(1),
-        lr: LearningRate::constant(1e-4),
-        adam: AdamOptions::default(),
-        balancing: Balancing::default(),
-        mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
-        seed: 1,
-        init: Init::Random,
-        device: options.device,
-        traced_steps: 0..0,
-        save: None,
-    };
+    let train = TrainOptions::unpractised(WARMUP_STEPS + options.steps.max(1), options.device);
     let trained = train::run(plan, model, batch, &train, &samples, &|_| ())?;
     let timed = &trained.steps[WARMUP_STEPS as usize..];
     let mut rates: Vec<f64> = timed.iter().map(|step| step.tokens_per_s).collect();

@@ -46,6 +46,24 @@ pub struct TrainOptions {
     pub save: Option<Saving>,
 }
 
+impl TrainOptions {
+    /// How random tokens are trained on, from which nothing is to be learnt: as a benchmark and a rehearsal do.
+    pub(crate) fn unpractised(steps: u64, device: DeviceSpec) -> Self {
+        Self {
+            steps,
+            lr: LearningRate::constant(1e-4),
+            adam: AdamOptions::default(),
+            balancing: Balancing::default(),
+            mtp_loss_scaling_factor: MTP_LOSS_SCALING_FACTOR,
+            seed: 1,
+            init: Init::Random,
+            device,
+            traced_steps: 0..0,
+            save: None,
+        }
+    }
+}
+
 /// Megatron-Core's default for multi-token prediction, and what DeepSeek-V3 was trained with at the end (arXiv
 /// 2412.19437, section 4.2).
 pub const MTP_LOSS_SCALING_FACTOR: f64 = 0.1;

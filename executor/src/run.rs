@@ -22,7 +22,7 @@ use moefold_planner::plan::Plan;
 use moefold_profiles::run::{RUN_VERSION, RankPeak, RunSummary, StepRecord};
 use moefold_profiles::statistics::{median, nearest_half};
 use moefold_profiles::trace::{Category, Lane, TimeByCategory, Trace};
-use moefold_profiles::units::Bytes;
+use moefold_profiles::units::{Bytes, Seconds};
 use moefold_profiles::{ByClass, Profile, TensorClass};
 
 use crate::checkpoint;
@@ -299,11 +299,10 @@ pub fn summarize(
     let lengths = recorded.map(|step| (step, records[step].step_s));
     let usual = nearest_half(lengths.collect(), step_s);
     let told = if cores_shared {
-        mean_time(
-            times
-                .iter()
-                .flat_map(|rank| usual.iter().map(|&step| &rank[step])),
-        )
+        let ranks = times.iter();
+        within(mean_time(
+            ranks.flat_map(|rank| usual.iter().map(|&step| &rank[step])),
+        ))
     } else {
         let ranks = times.iter();
         let ranks = ranks.map(|rank| mean_time(usual.iter().map(|&step| &rank[step])));
@@ -379,6 +378,30 @@ fn mean_time<'a>(steps: impl IntoIterator<Item = &'a StepTime>) -> StepTime {
     mean
 }
 
+/// The mean of ranks on shared cores, of which threads may have run a little longer than there were cores for, as a
+/// system counts their time and a run its steps by other clocks: what they ran is then all of the step.
+fn within(mut mean: StepTime) -> StepTime {
+    let idle = [Category::Waiting, Category::Bubble];
+    let waited = idle.map(|category| mean.time.get(category).0);
+    let waited = waited[0] + waited[1];
+    if waited >= 0.0 {
+        return mean;
+    }
+    let share = mean.step.0 / (mean.step.0 - waited);
+    let ran = std::mem::take(&mut mean.time);
+    for category in Category::ALL
+        .into_iter()
+        .filter(|category| !idle.contains(category))
+    {
+        mean.time
+            .add(category, Seconds(share * ran.get(category).0));
+    }
+    for busy in mean.busy.values_mut() {
+        busy.seconds *= share;
+    }
+    mean
+}
+
 /// The categories that took any time, by name.
 fn seconds_of(time: &TimeByCategory) -> BTreeMap<Category, f64> {
     let all = Category::ALL.map(|category| (category, time.get(category).0));
@@ -389,7 +412,6 @@ fn seconds_of(time: &TimeByCategory) -> BTreeMap<Category, f64> {
 mod tests {
     use moefold_profiles::directory::{Key, Sample, Taken};
     use moefold_profiles::host::HostCost;
-    use moefold_profiles::units::Seconds;
 
     use super::*;
     use crate::device::DeviceSpec;
@@ -530,6 +552,20 @@ mod tests {
         let summary = summarize(&[record(0, 1.0)], &ranks, Vec::new(), 0, true);
         assert!((summary.time_s.get(Category::Waiting).0 - 0.125).abs() < 1e-12);
         assert!((summary.time_s.get(Category::Attention).0 - 0.375).abs() < 1e-12);
+        assert!((summary.time_s.total().0 - summary.step_s).abs() < 1e-12);
+    }
+
+    #[test]
+    fn golden_what_ran_is_no_more_than_the_step() {
+        // Of two ranks on shared cores 1.25 s ran in a second.
+        let mut over = time(0.75, 0.5);
+        over.step = Seconds(1.0);
+        over.time.add(Category::Waiting, Seconds(-0.25));
+        let ranks = [vec![over.clone()], vec![over]];
+        let summary = summarize(&[record(0, 1.0)], &ranks, Vec::new(), 0, true);
+        assert_eq!(summary.time_s.get(Category::Waiting).0, 0.0);
+        assert!((summary.time_s.get(Category::Attention).0 - 0.6).abs() < 1e-12);
+        assert!((summary.busy_s["all_to_all"] - 0.8 * 0.5).abs() < 1e-12);
         assert!((summary.time_s.total().0 - summary.step_s).abs() < 1e-12);
     }
 

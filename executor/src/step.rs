@@ -355,12 +355,13 @@ impl Stepper {
                 self.forward(cx, progress, stage, microbatch)
             }
             Action::Backward(stage, microbatch) => {
-                self.backward(cx, progress, stage, microbatch)?;
+                self.backward(cx, progress, (stage, microbatch), self.delays)?;
                 Self::note_peak(cx, progress, microbatch);
                 Ok(())
             }
             Action::BackwardInput(stage, microbatch) => {
-                let pass = || self.backward(cx, progress, stage, microbatch);
+                // All of them are left, none for a next exchange.
+                let pass = || self.backward(cx, progress, (stage, microbatch), false);
                 let (ran, left) = cx.leaving_weights(pass);
                 ran?;
                 progress.left.insert((stage, microbatch), left);
@@ -407,16 +408,15 @@ impl Stepper {
         }
     }
 
-    /// Runs a stage backward.
+    /// Runs a stage backward; gradients of weights may run behind the start of its next exchange of tokens.
     fn backward(
         &self,
         cx: &Context,
         progress: &mut Progress,
-        stage: Stage,
-        microbatch: Microbatch,
+        place: (Stage, Microbatch),
+        delays: bool,
     ) -> Result<(), Error> {
-        cx.recorder.at_microbatch(Some(microbatch.0));
-        let place = (stage, microbatch);
+        cx.recorder.at_microbatch(Some(place.1.0));
         let saved = progress.saved.remove(&place);
         let saved = saved.expect("a schedule runs a stage forward before backward");
         let dy = progress.between.remove(&place);
@@ -425,7 +425,7 @@ impl Stepper {
         let of = Self::pass_of(&progress.tokens, progress.loss_scale, place);
         let moving = (&mut progress.gathering, &mut progress.reducing);
         let pass = self.backward_pass(cx, of, (dy, saved), moving);
-        let dx = if self.delays {
+        let dx = if delays {
             cx.delay_weights();
             let mut pass = pin!(pass);
             let dx = loop {
@@ -548,7 +548,7 @@ impl Stepper {
     }
 
     /// Whether a microbatch's backward pass is the last of a stage, and its gradients are whole after it; where
-    /// passes are divided none is.
+    /// the last is divided none is.
     fn is_last(&self, stage: Stage, microbatch: Microbatch) -> bool {
         let of_stage = |action: &&Action| match action {
             Action::Backward(own, _) => *own == stage,

@@ -3,8 +3,8 @@
 // -DT      type of the logits
 // -DPIECE  elements of 16 bytes
 //
-// Floors, bytes of device memory for R rows of V: row_max, sum_exp and statistics read R V T each, finish reads and
-// writes 2 R V T; what they have for a row alone is a few words. One block a row, which is read from the first place
+// Floors, bytes of device memory for R rows of V: statistics reads R V T, finish reads and writes
+// 2 R V T; what they have for a row alone is a few words. One block a row, which is read from the first place
 // aligned to 16 bytes on wherever it starts; a thread has DEPTH pieces in flight. exp(x) is 2^(x log2 e), one
 // instruction of the special function units: at two bytes a logit these are two thirds busy when memory is full.
 #include "prelude.cuh"
@@ -65,32 +65,8 @@ DEV float exponentials(const float (&value)[PIECE], float top) {
   return sum;
 }
 
-KERNEL(THREADS, 4) cross_entropy_row_max(const T* logits, float* top, i32 vocab) {
-  DYN_SMEM(shared);
-  float most = minus_infinity();
-  each(logits + (u64)blockIdx.x * vocab, vocab, [&](const float (&value)[PIECE]) { most = max_(most, largest(value)); });
-  most = block_max(most, (float*)shared);
-  if (threadIdx.x == 0) top[blockIdx.x] = most;
-}
-EXPORT(cross_entropy_row_max)
-
 // Where a target is among this rank's entries; `vocab` or more where it is not.
 DEV u32 place_of(i32 target, i32 vocab_start) { return (u32)target - (u32)vocab_start; }
-
-KERNEL(THREADS, 4)
-cross_entropy_sum_exp(const T* logits, const float* top, const i32* targets, float* sum_exp, float* target,
-                      i32 vocab_start, i32 vocab) {
-  DYN_SMEM(shared);
-  const T* row = logits + (u64)blockIdx.x * vocab;
-  float most = top[blockIdx.x], sum = 0.f;
-  each(row, vocab, [&](const float (&value)[PIECE]) { sum += exponentials(value, most); });
-  sum = block_sum(sum, (float*)shared);
-  if (threadIdx.x > 0) return;
-  u32 place = place_of(targets[blockIdx.x], vocab_start);
-  sum_exp[blockIdx.x] = sum;
-  target[blockIdx.x] = place < (u32)vocab ? to_f32(row[place]) - most : 0.f;
-}
-EXPORT(cross_entropy_sum_exp)
 
 // The largest logit and the sum of exp(logit - largest) in one read: a thread's sum is rescaled where it meets a
 // larger one (Milakov and Gimelshein 2018, arXiv 1805.02867).

@@ -1,15 +1,12 @@
 //! Softmax cross entropy over a vocabulary that may be split over ranks, in three steps.
 //!
 //! With logits `[T, V]` of vocabulary entries `vocab_start..vocab_start + V` on this rank:
-//! 1. [`row_max`]; the caller takes the maximum over the tensor-parallel group.
-//! 2. [`sum_exp_and_target`]: the sum of `exp(logit - max)`, and the target's `logit - max` (0 where
-//!    the target is on another rank); the caller sums both over the group.
+//! 1. [`row_statistics`]: in one read of the logits the largest of each row, and the sum of `exp(logit - largest)`; the caller
+//!    takes the maximum of the largest over the tensor-parallel group.
+//! 2. [`rebase`]: the sum of `exp(logit - max)`, and the target's `logit - max` (0 where the target is on another rank),
+//!    which reads of the logits the targets' alone; the caller sums both over the group.
 //! 3. [`finish`]: `loss = ln(sum_exp) - target`, and the gradient `(softmax - onehot) * scale` in
 //!    place of the logits.
-//!
-//! [`row_statistics`] does step 1 and the sum of step 2 in one read of the logits, relative to this
-//! rank's own maximum; [`rebase`] then takes the sum to the maximum of the group, which reads of the
-//! logits the targets' alone.
 //!
 //! A negative target is ignored: its loss and gradient are zero. (The steps are those of
 //! Megatron-LM's vocabulary-parallel cross entropy, arXiv 1909.08053, section 3.)
@@ -34,64 +31,6 @@ pub fn key(logits: &Tensor, pass: Pass) -> Op {
         pass,
         dtype: logits.dtype(),
     }
-}
-
-/// The largest logit of each row: `[T, V]` to `[T]`.
-pub fn row_max(logits: &Tensor) -> Tensor {
-    let _op = logits.device().begin(|| sweep(SweepKind::RowMax, logits));
-    let top = logits
-        .device()
-        .empty(TensorClass::Transient, Dtype::F32, &[logits.num_rows()]);
-    let vocab = logits.width();
-    match &logits.device().0.backend {
-        Backend::Cpu(cpu) => with("cross_entropy::row_max", [logits], [&top], |[x], [top]| {
-            cpu::row_max(cpu, x.f32(), top.f32(), vocab);
-        }),
-        Backend::Cuda(gpu) => cuda::row_max(gpu, logits, &top),
-    }
-    top
-}
-
-/// `logits [T, V]`, `top [T]`, `targets [T]` i32 (ids of the whole vocabulary) to
-/// `(sum_exp [T], target [T])`, the latter the target's `logit - top`, 0 where it is not on this
-/// rank.
-///
-/// # Panics
-/// When the shapes do not agree.
-pub fn sum_exp_and_target(
-    logits: &Tensor,
-    top: &Tensor,
-    targets: &Tensor,
-    vocab_start: usize,
-) -> (Tensor, Tensor) {
-    let _op = logits.device().begin(|| sweep(SweepKind::SumExp, logits));
-    let rows = logits.num_rows();
-    expect_dims("cross_entropy::sum_exp_and_target", "top", top, &[rows]);
-    assert!(
-        targets.len() == rows,
-        "cross_entropy::sum_exp_and_target: targets is {targets:?}, expected [{rows}]"
-    );
-    let device = logits.device();
-    let sum_exp = device.empty(TensorClass::Transient, Dtype::F32, &[rows]);
-    let target = device.empty(TensorClass::Transient, Dtype::F32, &[rows]);
-    let vocab = logits.width();
-    match &device.0.backend {
-        Backend::Cpu(cpu) => with(
-            "cross_entropy::sum_exp_and_target",
-            [logits, top, targets],
-            [&sum_exp, &target],
-            |[x, top, targets], [sum_exp, target]| {
-                let (x, top, targets) = (x.f32(), top.f32(), targets.i32());
-                let place = (vocab_start, vocab);
-                cpu::sum_exp(cpu, x, top, targets, place, sum_exp.f32(), target.f32());
-            },
-        ),
-        Backend::Cuda(gpu) => {
-            let inputs = [logits, top, targets];
-            cuda::sum_exp(gpu, inputs, vocab_start, &sum_exp, &target);
-        }
-    }
-    (sum_exp, target)
 }
 
 /// What one read of a rank's logits says of each row.
@@ -126,8 +65,9 @@ pub fn row_statistics(logits: &Tensor) -> Statistics {
     Statistics { top, sum_exp }
 }
 
-/// What [`sum_exp_and_target`] gives, from what [`row_statistics`] gave for the same logits:
-/// `sum_exp * exp(own top - top)`, where `top [T]` is at least the own one.
+/// From what [`row_statistics`] gave for `logits [T, V]`, a largest logit `top [T]` that is at least the own one, and
+/// `targets [T]` i32 (ids of the whole vocabulary) to `(sum_exp [T], target [T])`: `sum_exp * exp(own top - top)`, and
+/// the target's `logit - top`, 0 where it is not on this rank.
 ///
 /// # Panics
 /// When the shapes do not agree.
@@ -245,12 +185,6 @@ mod cpu {
     use crate::parallel::Cpu;
     use crate::simd::{exp, max, sum, vectorized};
 
-    pub(super) fn row_max(cpu: &Cpu, x: &[f32], top: &mut [f32], vocab: usize) {
-        cpu.rows(top.len(), x.len(), [(top, 1)], |range, [top]| {
-            max_rows(&x[range.start * vocab..range.end * vocab], top, vocab);
-        });
-    }
-
     vectorized! {
         fn max_rows(x: &[f32], top: &mut [f32], vocab: usize) {
             for (x, top) in x.chunks_exact(vocab.max(1)).zip(top) {
@@ -263,24 +197,6 @@ mod cpu {
     fn place(target: i32, (vocab_start, vocab): (usize, usize)) -> Option<usize> {
         let place = usize::try_from(target).ok()?.checked_sub(vocab_start)?;
         (place < vocab).then_some(place)
-    }
-
-    pub(super) fn sum_exp(
-        cpu: &Cpu,
-        x: &[f32],
-        top: &[f32],
-        targets: &[i32],
-        (vocab_start, vocab): (usize, usize),
-        sum_exp: &mut [f32],
-        target: &mut [f32],
-    ) {
-        let outputs = [(sum_exp, 1), (target, 1)];
-        cpu.rows(top.len(), x.len(), outputs, |range, [sum_exp, target]| {
-            let x = &x[range.start * vocab..range.end * vocab];
-            let (top, ids) = (&top[range.clone()], &targets[range]);
-            sum_exp_rows(x, top, sum_exp, vocab);
-            self::targets(x, top, ids, (vocab_start, vocab), target);
-        });
     }
 
     /// Each row's `logit - top` of its target, 0 where that is not here.

@@ -50,6 +50,8 @@ moefold_profiles::named! {
         /// The order of DualPipe, cut in half: two chunks a rank as a V, forward passes of one and backward passes of the
         /// other in turn, and gradients of weights that wait only where a bubble would be.
         DualpipeV = "dualpipe-v",
+        /// The same, where these passes run as one, as under [`ScheduleName::Combined`].
+        DualpipeVCombined = "dualpipe-v-combined",
         /// Forward passes beside backward passes of other microbatches, so that the exchanges of tokens of one run
         /// beside the compute of the other.
         Combined = "combined",

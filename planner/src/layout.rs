@@ -166,8 +166,4 @@ impl Layout {
     pub fn sequence_parallel(&self) -> bool {
         self.degrees.tp > 1
     }
-    /// Whether attention and experts are mapped differently onto the ranks.
-    pub fn is_folded(&self) -> bool {
-        self.degrees.etp != self.degrees.tp || self.degrees.ep > self.dp
-    }
 }

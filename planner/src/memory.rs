@@ -63,6 +63,9 @@ fn rank_occupancies(actions: &[Action], places: Places) -> Vec<Occupancy> {
     let mut worst: Vec<Occupancy> = Vec::new();
     let mut early = 0_usize;
     let has_next = |stage: Stage| stage.0 + 1 < places.stages();
+    // What a pass gives another stage of the rank.
+    let stays_forward = |s: Stage| usize::from(has_next(s) && !places.is_sent(s.0));
+    let stays_back = |s: Stage| usize::from(s.0 > 0 && !places.is_received(s.0));
     let mut see = |[live, kept]: [&[u32]; 2], chunk: usize, running: Running, messages: usize| {
         let occupancy = Occupancy {
             live: live.to_vec(),
@@ -84,22 +87,24 @@ fn rank_occupancies(actions: &[Action], places: Places) -> Vec<Occupancy> {
                 live[chunk] += 1;
                 early -= usize::from(stage.0 > 0);
                 see([&live, &kept], chunk, Running::Forward, sent.len() + early);
-                early += usize::from(has_next(stage) && !places.is_sent(stage.0));
+                early += stays_forward(stage);
             }
             Action::Backward(stage, _) | Action::BackwardInput(stage, _) => {
                 let chunk = chunk_of(stage);
                 early -= usize::from(has_next(stage));
                 see([&live, &kept], chunk, Running::Backward, sent.len() + early);
-                early += usize::from(stage.0 > 0 && !places.is_received(stage.0));
+                early += stays_back(stage);
                 live[chunk] -= 1;
                 kept[chunk] += u32::from(matches!(action, Action::BackwardInput(..)));
             }
             Action::Combined { forward, backward } => {
                 early -= usize::from(forward.0.0 > 0);
                 early -= usize::from(has_next(backward.0));
+                let passed_on = stays_forward(forward.0) + stays_back(backward.0);
                 let [chunk, backward] = [forward.0, backward.0].map(chunk_of);
                 let running = Running::Combined { backward };
                 see([&live, &kept], chunk, running, sent.len() + early);
+                early += passed_on;
                 live[chunk] += 1;
                 live[backward] -= 1;
             }

@@ -254,18 +254,6 @@ impl Mesh {
         self.members(kind, rank - self.offset(kind, rank))
     }
 
-    /// The position of a rank in its group.
-    pub fn index_in_group(&self, kind: GroupKind, rank: u32) -> u32 {
-        let mut weight = 1;
-        self.varying(kind)
-            .map(|digit| {
-                let index = digit.of(rank) * weight;
-                weight *= digit.size;
-                index
-            })
-            .sum()
-    }
-
     /// Where a rank stands on every axis.
     pub fn coordinates(&self, rank: u32) -> Coordinates {
         assert!(rank < self.gpus, "rank {rank} of {} ranks", self.gpus);

@@ -13,7 +13,7 @@ mod validate;
 
 use serde::{Deserialize, Serialize};
 
-use crate::choice::ScheduleName;
+use crate::choice::{Overlap, ScheduleName};
 use crate::layout::{Layout, Places};
 
 pub use live::Peak;
@@ -180,6 +180,9 @@ impl Schedule {
     ///   then, which wait for the bubbles. A message is received after all that its sender sent before, one of them at most
     ///   ahead of its pass. Of fewer than `2 pp` microbatches it is the order of so many with those left out
     ///   that are not there.
+    /// - [`ScheduleName::DualpipeVCombined`]: the same order, in which each forward pass and the backward pass
+    ///   beside it run as one, the backward pass whole. On the last rank the first of them do not, as all ranks wait
+    ///   for that backward pass (the same sources).
     /// - [`ScheduleName::Combined`]: rank `r` runs `2 (pp - r - 1) + (vpp - 1) pp + 1` forwards ahead, then each forward
     ///   beside a backward, then the backwards left: the interleaved schedule with one more ahead, as the forward
     ///   that a backward needs cannot run beside it (Megatron-Core,
@@ -283,7 +286,7 @@ impl ScheduleName {
     pub fn all_of(pp: u32, vpp: u32) -> impl Iterator<Item = Self> + Clone {
         let usual = Self::of(pp, vpp);
         let divided = (usual == Self::OneFOneB).then_some(Self::ZbH1);
-        let vees = [Self::ZbV, Self::VHalf, Self::VMin, Self::DualpipeV].into_iter();
+        let vees = Self::ALL.iter().copied().filter(|name| name.is_vee());
         let vees = vees.filter(move |_| pp > 1 && vpp == 2);
         let combined = (pp > 1 || vpp == 1).then_some(Self::Combined);
         std::iter::once(usual)
@@ -302,14 +305,20 @@ impl ScheduleName {
         Self::all_of(pp, vpp).any(|name| name == self)
     }
 
-    /// Whether backward passes are divided into gradients of inputs and of weights.
+    /// Whether backward passes are divided into gradients of inputs and of weights, but those that forward passes run
+    /// beside.
     pub fn divides_backward(self) -> bool {
         self == Self::ZbH1 || self.is_vee()
     }
 
     /// Whether stages go there and back as a V.
     pub fn is_vee(self) -> bool {
-        matches!(self, Self::ZbV | Self::VHalf | Self::VMin | Self::DualpipeV)
+        matches!(self, Self::ZbV | Self::VHalf | Self::VMin) || self.takes_turns()
+    }
+
+    /// Whether both stages of a V take turns.
+    pub(crate) fn takes_turns(self) -> bool {
+        matches!(self, Self::DualpipeV | Self::DualpipeVCombined)
     }
 
     /// Which pipeline rank has which stage under degrees that it goes with.
@@ -319,7 +328,22 @@ impl ScheduleName {
 
     /// Whether forward passes run beside backward passes.
     pub fn combines(self) -> bool {
-        self == Self::Combined
+        matches!(self, Self::Combined | Self::DualpipeVCombined)
+    }
+
+    /// The same where so much runs beside compute: of an order that is there with combined passes and without, the one
+    /// that goes with that.
+    #[must_use]
+    pub fn beside(self, overlap: Overlap) -> Self {
+        match self {
+            Self::DualpipeV if overlap.expert_alltoall => Self::DualpipeVCombined,
+            other => other,
+        }
+    }
+
+    /// The same order without combined passes, where there is one.
+    pub(crate) fn apart(self) -> Option<Self> {
+        (self == Self::DualpipeVCombined).then_some(Self::DualpipeV)
     }
 
     /// The degrees that it goes with, in words.
@@ -328,7 +352,9 @@ impl ScheduleName {
             Self::None => "pp=1",
             Self::OneFOneB | Self::ZbH1 => "pp of at least 2 and vpp=1",
             Self::Interleaved => "pp and vpp of at least 2",
-            Self::ZbV | Self::VHalf | Self::VMin | Self::DualpipeV => "pp of at least 2 and vpp=2",
+            Self::ZbV | Self::VHalf | Self::VMin | Self::DualpipeV | Self::DualpipeVCombined => {
+                "pp of at least 2 and vpp=2"
+            }
             Self::Combined => "any degrees",
         }
     }

@@ -10,6 +10,7 @@
 mod again;
 mod asked;
 mod by_layer;
+mod by_set;
 mod candidate;
 mod closest;
 mod cuts;

@@ -168,13 +168,6 @@ pub struct Timeline {
     pub critical: u32,
 }
 
-impl Timeline {
-    /// Where the time of the critical rank goes.
-    pub fn critical_rank(&self) -> &RankTime {
-        &self.ranks[self.critical as usize]
-    }
-}
-
 /// One stretch of a pass or message, for a trace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {

@@ -135,11 +135,6 @@ impl Cluster {
         rank / self.gpus_per_domain.max(1)
     }
 
-    /// The node a rank sits in.
-    pub fn node_of(&self, rank: u32) -> u32 {
-        rank / self.gpus_per_node.max(1)
-    }
-
     /// The most ranks of a sorted group that share one NVLink domain.
     pub fn ranks_per_domain(&self, group: &[u32]) -> u32 {
         let mut best = 0;

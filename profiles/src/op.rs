@@ -36,9 +36,7 @@ pub enum SweepKind {
     Scale,
     /// Sums all elements, or their products with another tensor's.
     Sum,
-    /// The largest element of each row of logits.
-    RowMax,
-    /// The sum of exponentials of each row of logits.
+    /// The largest element of each row of logits and the sum of exponentials, or that of exponentials alone.
     SumExp,
     /// Copies rows by an index.
     Gather,
@@ -66,7 +64,6 @@ impl SweepKind {
             Self::Copy => OpKind::Copy,
             Self::Scale => OpKind::Scale,
             Self::Sum => OpKind::Sum,
-            Self::RowMax => OpKind::RowMax,
             Self::SumExp => OpKind::SumExp,
             Self::Gather => OpKind::Gather,
             Self::Chunks => OpKind::Chunks,
@@ -84,7 +81,7 @@ impl SweepKind {
     /// expert, its row, and the first rows of the expert and the next, and what is left.
     fn touches(self) -> u64 {
         match self {
-            Self::Fill | Self::Sum | Self::RowMax | Self::SumExp | Self::Clip => 1,
+            Self::Fill | Self::Sum | Self::SumExp | Self::Clip => 1,
             Self::Copy | Self::Scale | Self::Gather | Self::Chunks | Self::ExpertBias => 2,
             Self::Gate | Self::Merge => 3,
             Self::Sort | Self::Limit => 5,
@@ -351,8 +348,6 @@ crate::named! {
         Scale = "scale",
         /// See [`SweepKind::Sum`].
         Sum = "sum",
-        /// See [`SweepKind::RowMax`].
-        RowMax = "row_max",
         /// See [`SweepKind::SumExp`].
         SumExp = "sum_exp",
         /// See [`SweepKind::Gather`].

@@ -19,9 +19,81 @@ pub fn nearest_half<T>(mut values: Vec<(T, f64)>, middle: f64) -> Vec<T> {
     values.into_iter().map(|(name, _)| name).collect()
 }
 
+/// Of points of a size, a value and a weight: what never falls with size and is nearest to them, as sizes and values in
+/// order of size. It is the least sum of weighted squares, by pooling adjacent violators (Ayer, Brunk, Ewing, Reid and
+/// Silverman 1955): where a larger size has a smaller value both have their mean. Points of one size are one.
+pub fn never_falling(mut points: Vec<[f64; 3]>) -> Vec<[f64; 2]> {
+    points.sort_by(|a, b| a[0].total_cmp(&b[0]));
+    // Pools of consecutive points: their sizes, value and weight.
+    let mut pools: Vec<(Vec<f64>, f64, f64)> = Vec::new();
+    for [size, value, weight] in points {
+        let mut pool = (vec![size], value, weight);
+        while let Some((sizes, value, weight)) =
+            pools.pop_if(|last| last.1 >= pool.1 || last.0.contains(&pool.0[0]))
+        {
+            let all = weight + pool.2;
+            let mean = (weight * value + pool.2 * pool.1) / all;
+            pool = ([sizes, pool.0].concat(), mean, all);
+        }
+        pools.push(pool);
+    }
+    let each = pools.into_iter().flat_map(|(mut sizes, value, _)| {
+        sizes.dedup();
+        sizes.into_iter().map(move |size| [size, value])
+    });
+    each.collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{median, nearest_half};
+    use proptest::prelude::*;
+
+    use super::{median, nearest_half, never_falling};
+
+    proptest! {
+        /// By the other definition: at each size, of all that begin no later the most of what their means fall to by
+        /// an end no earlier.
+        #[test]
+        fn law_what_never_falls_is_the_nearest_such(
+            given in prop::collection::vec((1_u32..6, 1_u32..9, 1_u32..4), 0..8),
+        ) {
+            let given: Vec<[f64; 3]> = given
+                .iter()
+                .map(|&(size, value, weight)| [size, value, weight].map(f64::from))
+                .collect();
+            let mut sizes: Vec<f64> = given.iter().map(|point| point[0]).collect();
+            sizes.sort_by(f64::total_cmp);
+            sizes.dedup();
+            let mean = |from: f64, to: f64| {
+                let within = given.iter().filter(|point| (from..=to).contains(&point[0]));
+                let add = |sum: [f64; 2], point: &[f64; 3]| {
+                    [sum[0] + point[1] * point[2], sum[1] + point[2]]
+                };
+                let [sum, weights] = within.fold([0.0; 2], add);
+                sum / weights
+            };
+            let found = never_falling(given.clone());
+            prop_assert_eq!(found.len(), sizes.len());
+            for (found, &size) in found.iter().zip(&sizes) {
+                let ends = || sizes.iter().filter(|end| **end >= size);
+                let least = |from: f64| ends().map(|to| mean(from, *to)).fold(f64::INFINITY, f64::min);
+                let begins = sizes.iter().filter(|begin| **begin <= size);
+                let expected = begins.map(|from| least(*from)).fold(0.0, f64::max);
+                prop_assert!((found[1] - expected).abs() < 1e-9, "{given:?} {found:?} {expected}");
+                prop_assert_eq!(found[0], size);
+            }
+        }
+    }
+
+    #[test]
+    fn golden_what_falls_is_pooled_and_what_rises_is_kept() {
+        let rising = vec![[1.0, 2.0, 1.0], [4.0, 5.0, 9.0], [9.0, 6.0, 1.0]];
+        let kept: Vec<[f64; 2]> = rising.iter().map(|point| [point[0], point[1]]).collect();
+        assert_eq!(never_falling(rising), kept);
+        // One rare slow point does not speak for what is larger.
+        let rare = vec![[1.0, 10.0, 1.0], [2.0, 4.0, 5.0], [3.0, 9.0, 2.0]];
+        assert_eq!(never_falling(rare), [[1.0, 5.0], [2.0, 5.0], [3.0, 9.0]]);
+    }
 
     #[test]
     fn golden_the_half_nearest_to_the_middle_is_at_least_three() {

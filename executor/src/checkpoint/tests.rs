@@ -198,10 +198,12 @@ impl Bench {
         plan.bucket_elements = self.bucket;
         plan.zero = (self.zero != Zero::default()).then_some(self.zero);
         let beside = self.bucket.is_some() || plan.zero.is_some();
-        plan.overlap = beside.then_some(Overlap {
-            grad_reduce: true,
-            param_gather: true,
-            p2p: false,
+        let combines = plan.pipeline.schedule.combines();
+        plan.overlap = (beside || combines).then_some(Overlap {
+            grad_reduce: beside,
+            param_gather: beside,
+            expert_alltoall: combines,
+            delay_wgrad: combines,
             ..Overlap::default()
         });
         let (model, batch) = (&self.model, &self.batch);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
 use tiktoken_rs::{CoreBPE, O200K_BASE_PAT_STR};
 
 use crate::error::Error;
@@ -152,7 +153,46 @@ fn hugging_face(path: &Path) -> Result<Tokenizer, Error> {
         |why: String| Error::malformed(path, format!("is not a Hugging Face tokenizer: {why}"));
     let read = || tokenizers::Tokenizer::from_bytes(&text).map_err(|error| error.to_string());
     let tokenizer = of_library(read).map_err(refuse)?;
+    let normalizer = serde_json::to_value(tokenizer.get_normalizer());
+    let growth = normalizer.map_or(1.0, |normalizer| growth(&normalizer));
+    if growth > MOST_GROWTH {
+        return Err(Error::malformed(
+            path,
+            format!(
+                "normalizer: may make a text more than {MOST_GROWTH} times as long, as its parts do one after the \
+                 other; expected less"
+            ),
+        ));
+    }
     Ok(Tokenizer::HuggingFace(Box::new(tokenizer)))
+}
+
+/// How many times as long a text may become before tokens are looked for in it. That of Llama 2, which writes three
+/// bytes for a blank, makes it three times as long.
+const MOST_GROWTH: f64 = 1024.0;
+
+/// How many times as long a normalizer may make a text, as `tokenizers` writes it. Each of a sequence works on what
+/// the one before it left, so that thirty that double a text never end.
+fn growth(normalizer: &Value) -> f64 {
+    let length = |value: &Value| value.as_str().map_or(0, str::len) as f64;
+    match normalizer["type"].as_str() {
+        Some("Sequence") => {
+            let parts = normalizer["normalizers"].as_array();
+            parts.into_iter().flatten().map(growth).product()
+        }
+        Some("Replace") => {
+            let (pattern, content) = (&normalizer["pattern"], length(&normalizer["content"]));
+            match length(&pattern["String"]) {
+                // An expression may match nothing, beside every byte.
+                0.0 => 1.0 + content,
+                replaced => (content / replaced).max(1.0),
+            }
+        }
+        // Of a table of its own, as compatible forms of Unicode: eighteen letters of two bytes for one of three.
+        Some("Precompiled") => 12.0,
+        Some("ByteLevel") => 2.0,
+        _ => 1.0,
+    }
 }
 
 /// What a library answers that panics at some of what it does not expect: such a panic is an answer, not a defect to
@@ -227,6 +267,8 @@ impl std::fmt::Debug for Tokenizer {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -331,6 +373,37 @@ mod tests {
             let text = refused.expect_err("refused").to_string();
             assert!(text.contains("is not a Hugging Face tokenizer"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_normalizer_that_makes_texts_longer_without_end_is_refused() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("tokenizer.json");
+        let load = |normalizers: &[Value]| {
+            let normalizer = json!({ "type": "Sequence", "normalizers": normalizers });
+            let model = json!({ "type": "WordLevel", "vocab": { "a": 0 }, "unk_token": "a" });
+            let description =
+                json!({ "added_tokens": [], "normalizer": normalizer, "model": model });
+            std::fs::write(&path, description.to_string()).expect("writes");
+            Tokenizer::named(path.to_str().expect("UTF-8 path"))
+        };
+        let replace = |kind: &str, pattern: &str, content: &str| json!({ "type": "Replace", "pattern": { kind: pattern }, "content": content });
+        // Of Llama 2.
+        let llama = replace("String", " ", "\u{2581}");
+        for doubled in [replace("Regex", "", " "), replace("String", "a", "aa")] {
+            let all = |count: usize| {
+                let mut all = vec![doubled.clone(); count];
+                all.insert(0, llama.clone());
+                all
+            };
+            load(&all(8)).expect("three times 256 is below the bound");
+            let refused = load(&all(9)).expect_err("refused").to_string();
+            let expected = "normalizer: may make a text more than 1024 times as long";
+            assert!(refused.contains(expected), "{refused}");
+            load(&all(60)).expect_err("not tried");
+        }
+        // What takes bytes away gives none to others.
+        load(&vec![replace("String", "aaa", "a"); 60]).expect("shorter");
     }
 
     #[test]

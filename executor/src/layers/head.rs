@@ -6,7 +6,7 @@
 //! logits in place, so one buffer serves both.
 
 use moefold_kernels::cross_entropy::{self, Reduced};
-use moefold_kernels::elementwise::add_into;
+use moefold_kernels::elementwise::{add_into, duplicate};
 use moefold_kernels::{Tensor, TensorClass};
 use moefold_profiles::trace::Category;
 
@@ -78,15 +78,20 @@ impl Head {
         let kind = (TensorClass::Logits, all.dtype());
         let logits = linear::forward_as(cx, CATEGORY, kind, &all, &self.matrix.value, None);
         drop(all);
-        let max = cx.op(CATEGORY, || cross_entropy::row_max(&logits));
-        if !cx.tp.is_solo() {
+        let own = cx.op(CATEGORY, || cross_entropy::row_statistics(&logits));
+        let max = if cx.tp.is_solo() {
+            own.top.clone()
+        } else {
+            let max = cx.op(CATEGORY, || duplicate(&own.top, TensorClass::Transient));
             cx.comm(Category::TpComm, "all_reduce", || {
                 cx.tp.all_reduce_max(&max)
             })?;
-        }
+            max
+        };
         let (sum, target) = cx.op(CATEGORY, || {
-            cross_entropy::sum_exp_and_target(&logits, &max, targets, self.vocab_start)
+            cross_entropy::rebase(&logits, &own, &max, targets, self.vocab_start)
         });
+        drop(own);
         if !cx.tp.is_solo() {
             let start = |part| cx.tp.start_all_reduce(part);
             let sums = cx.comm(Category::TpComm, "all_reduce", || start(&sum))?;

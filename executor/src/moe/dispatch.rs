@@ -8,6 +8,7 @@
 mod allgather;
 mod alltoall;
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use moefold_kernels::permute::{self, RowMap};
@@ -123,9 +124,9 @@ impl Dispatch {
         };
         if let Load::Known(_) = load {
             exchanged = vec![0; experts];
-            for sender in &all {
-                for (sum, &rows) in exchanged.iter_mut().zip(sender.iter()) {
-                    *sum += rows;
+            for (sender, times) in by_counts(&all) {
+                for (sum, &rows) in exchanged.iter_mut().zip(sender) {
+                    *sum += rows * times;
                 }
             }
             if let Some(limit) = limit {
@@ -357,6 +358,15 @@ pub fn leaving_numbers(cx: &Context, numbers: &Tensor, map: Option<&RowMap>) -> 
             })
         },
     )
+}
+
+/// The counts of members, each with how many members share them.
+fn by_counts(all: &[Rc<[u64]>]) -> impl Iterator<Item = (&[u64], u64)> {
+    let mut shared: BTreeMap<*const u64, (&[u64], u64)> = BTreeMap::new();
+    for counts in all {
+        shared.entry(counts.as_ptr()).or_insert((counts, 0)).1 += 1;
+    }
+    shared.into_values()
 }
 
 /// Where the rows of each expert start, and where the last ones end.

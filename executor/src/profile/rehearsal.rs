@@ -11,10 +11,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use moefold_planner::choice::ScheduleName;
+use moefold_planner::choice::{Recompute, RecomputePlan};
 use moefold_planner::layout::Batch;
 use moefold_planner::model::{Layer, Model, count};
-use moefold_planner::plan::LayoutRecord;
+use moefold_planner::plan::{LayoutRecord, Plan, PlannedLayout};
 use moefold_profiles::Profile;
 use moefold_profiles::directory::{Key, Sample};
 use moefold_profiles::presets::Machine;
@@ -24,9 +24,6 @@ use crate::data::Samples;
 use crate::device::DeviceSpec;
 use crate::environment::Environment;
 use crate::error::Error;
-use crate::lr::LearningRate;
-use crate::moe::balance::Balancing;
-use crate::optimizer::AdamOptions;
 use crate::options::{Init, TrainOptions};
 use crate::train;
 use crate::unpriced;
@@ -45,10 +42,8 @@ pub struct Rehearsal {
     pub model: Model,
     /// Sequences of a step, and their length.
     pub batch: Batch,
-    /// A legal layout of both that [`crate::support`] does not refuse.
-    pub layout: LayoutRecord,
-    /// The schedule of its pipeline.
-    pub schedule: ScheduleName,
+    /// A legal layout of both and all that is chosen beside it, which [`crate::support`] does not refuse.
+    pub planned: PlannedLayout,
 }
 
 /// A training to rehearse as it is to be: the steps that it begins with, as many as there is time for.
@@ -97,21 +92,49 @@ pub fn rehearse(
 }
 
 impl Rehearsal {
+    /// Of what a plan says, all of it.
+    pub fn of(plan: &Plan) -> Self {
+        Self {
+            model: plan.model.clone(),
+            batch: plan.request.batch,
+            planned: plan.planned.clone(),
+        }
+    }
+
+    /// Of a legal layout, with nothing chosen beside it.
+    pub fn of_layout(model: &Model, batch: Batch, layout: LayoutRecord) -> Self {
+        Self {
+            model: model.clone(),
+            batch,
+            planned: unpriced::planned(model, layout),
+        }
+    }
+
+    /// The same of fewer layers and microbatches.
+    fn short(&self) -> Self {
+        let LayoutRecord { pp, vpp, .. } = self.planned.layout;
+        let kept = two_of_each(&self.model, &self.planned.recompute);
+        // A layer for each stage, and what interleaved stages take at once.
+        let layers = kept.len().max((pp * vpp) as usize);
+        let kept: Vec<u32> = kept.into_iter().cycle().take(layers).collect();
+        let mut short = self.clone();
+        let layer = |&number: &u32| self.model.layers[number as usize].clone();
+        short.model.layers = kept.iter().map(layer).collect();
+        let microbatches = if vpp > 1 { pp } else { 1 };
+        short.batch.global_batch =
+            (self.planned.layout.mbs * self.planned.layout.dp * microbatches).into();
+        let planned = &mut short.planned;
+        planned.layout.microbatches = microbatches;
+        planned.pipeline.stages = unpriced::planned(&short.model, planned.layout)
+            .pipeline
+            .stages;
+        let again = |&number: &u32| self.planned.recompute.of_layer(number).clone();
+        planned.recompute = RecomputePlan::by_layer(kept.iter().map(again).collect());
+        short
+    }
+
     /// The same as far as it fits into the machine and the time.
     fn fitting(&self, share: Duration) -> Option<Self> {
-        let short = || {
-            let mut short = self.clone();
-            let LayoutRecord { pp, vpp, .. } = self.layout;
-            short.model.layers = two_of_each(&self.model);
-            // A layer for each stage, and what interleaved stages take at once.
-            let layers = short.model.layers.len().max((pp * vpp) as usize);
-            let cycled = short.model.layers.iter().cycle().take(layers);
-            short.model.layers = cycled.cloned().collect();
-            short.layout.microbatches = if vpp > 1 { pp } else { 1 };
-            let samples = self.layout.mbs * self.layout.dp * short.layout.microbatches;
-            short.batch.global_batch = samples.into();
-            short
-        };
         let fits = |rehearsal: &Self| {
             let machine = Machine::detect();
             let parameters = count::params(&rehearsal.model).total();
@@ -122,11 +145,12 @@ impl Rehearsal {
             bytes < machine.memory.0 / 2 && step_s * STEPS[0] as f64 <= share.as_secs_f64()
         };
         let whole = fits(self).then(|| self.clone());
-        whole.or_else(|| Some(short()).filter(fits))
+        whole.or_else(|| Some(self.short()).filter(fits))
     }
 
     fn ranks(&self) -> u32 {
-        self.layout.tp * self.layout.cp * self.layout.pp * self.layout.dp
+        let layout = &self.planned.layout;
+        layout.tp * layout.cp * layout.pp * layout.dp
     }
 
     /// Trains for as many steps as there is time for: some, to see how long they take, then the rest.
@@ -160,7 +184,7 @@ impl Rehearsal {
             course
         } else {
             random = Samples::random(self.model.vocab_size, &self.batch, steps)?;
-            drawn = unpractised(device);
+            drawn = TrainOptions::unpractised(STEPS[1], device);
             Course {
                 samples: &random,
                 options: &drawn,
@@ -174,38 +198,26 @@ impl Rehearsal {
             save: None,
             ..options.clone()
         };
-        let mut plan = unpriced::planned(&self.model, self.layout);
-        plan.pipeline.schedule = self.schedule;
-        let trained = train::run(&plan, &self.model, &self.batch, &options, samples, &|_| ())?;
+        let Self {
+            model,
+            batch,
+            planned,
+        } = self;
+        let trained = train::run(planned, model, batch, &options, samples, &|_| ())?;
         Ok(trained.measured)
     }
 }
 
-/// How random tokens are trained on, from which nothing is to be learnt.
-fn unpractised(device: DeviceSpec) -> TrainOptions {
-    TrainOptions {
-        steps: STEPS[1],
-        lr: LearningRate::constant(1e-4),
-        adam: AdamOptions::default(),
-        balancing: Balancing::default(),
-        mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
-        seed: 1,
-        init: Init::Random,
-        device,
-        traced_steps: 0..0,
-        save: None,
-    }
-}
-
-/// Two layers of each kind, in the order in which kinds first come.
-fn two_of_each(model: &Model) -> Vec<Layer> {
-    let mut kept: Vec<Layer> = Vec::new();
-    for layer in &model.layers {
-        if kept.iter().filter(|other| *other == layer).count() < 2 {
-            kept.push(layer.clone());
+/// Two layers of each kind, by what they are and what they compute again, in the order in which kinds first come.
+fn two_of_each(model: &Model, recompute: &RecomputePlan) -> Vec<u32> {
+    let mut kept: Vec<(u32, (&Layer, &Recompute))> = Vec::new();
+    for (number, layer) in (0..).zip(&model.layers) {
+        let kind = (layer, recompute.of_layer(number));
+        if kept.iter().filter(|(_, other)| *other == kind).count() < 2 {
+            kept.push((number, kind));
         }
     }
-    kept
+    kept.into_iter().map(|(number, _)| number).collect()
 }
 
 /// One profile of several of this machine and number of ranks: a key has the timings of all.
@@ -239,6 +251,8 @@ fn merged(profiles: Vec<Profile>) -> Option<Profile> {
 
 #[cfg(test)]
 mod tests {
+    use moefold_planner::choice::{Dispatcher, ScheduleName};
+    use moefold_planner::schedule::Schedule;
     use moefold_profiles::Op;
     use moefold_profiles::directory::Taken;
 
@@ -251,17 +265,13 @@ mod tests {
 
     fn rehearsal() -> Rehearsal {
         let plan = crate::testing::plan();
-        Rehearsal {
-            model: plan.model,
-            batch: plan.request.batch,
-            layout: LayoutRecord {
-                dp: 2,
-                ep: 2,
-                microbatches: 2,
-                ..plan.planned.layout
-            },
-            schedule: ScheduleName::None,
-        }
+        let layout = LayoutRecord {
+            dp: 2,
+            ep: 2,
+            microbatches: 2,
+            ..plan.planned.layout
+        };
+        Rehearsal::of_layout(&plan.model, plan.request.batch, layout)
     }
 
     #[test]
@@ -303,16 +313,13 @@ mod tests {
     #[test]
     fn a_course_trains_on_its_own_data() {
         let rehearsal = rehearsal();
-        let tokens =
-            rehearsal.batch.seq_len * u64::from(rehearsal.layout.mbs * rehearsal.layout.ep);
+        let layout = &rehearsal.planned.layout;
+        let tokens = rehearsal.batch.seq_len * u64::from(layout.mbs * layout.ep);
         let stream = TokenStream::of_ids("one", vec![5; 1000]);
         let vocab = rehearsal.model.vocab_size;
         let samples = Samples::new(stream, rehearsal.batch.seq_len, vocab, Order::TokenStream);
         let samples = samples.expect("long enough");
-        let options = TrainOptions {
-            steps: STEPS[0],
-            ..unpractised(ONE_THREAD)
-        };
+        let options = TrainOptions::unpractised(STEPS[0], ONE_THREAD);
         let course = Course {
             samples: &samples,
             options: &options,
@@ -343,10 +350,78 @@ mod tests {
         let cut = deep
             .fitting(Duration::from_mins(5))
             .expect("it fits when cut");
-        let kinds = two_of_each(&whole.model).len();
-        assert!(cut.model.layers.len() <= 2 * kinds && cut.layout.microbatches == 1);
+        let kept = two_of_each(&whole.model, &whole.planned.recompute);
+        assert_eq!(cut.model.layers.len(), kept.len());
+        assert_eq!(cut.planned.layout.microbatches, 1);
         let left =
             rehearse(&[deep], None, ONE_THREAD, Duration::ZERO, &|_| ()).expect("nothing fails");
         assert!(left.left_out == 1 && left.profile.is_none());
+    }
+
+    /// Tokens that are gathered are no exchange, a layer that computes again runs its norms once more, and what is cut
+    /// down keeps all of it.
+    #[test]
+    fn what_a_plan_chooses_is_rehearsed() {
+        let mut chosen = rehearsal();
+        chosen.planned.dispatcher = Dispatcher::Allgather;
+        let layers = chosen.model.layers.len() as u32;
+        let sets = |full: u32| {
+            let of = |layer| match layer < full {
+                true => Recompute::Full,
+                false => Recompute::None,
+            };
+            RecomputePlan::by_layer((0..layers).map(of).collect())
+        };
+        chosen.planned.recompute = sets(layers);
+        for rehearsal in [&chosen, &chosen.short()] {
+            let measured = rehearsal.train(None, ONE_THREAD, STEPS[0]).expect("trains");
+            let stems = || measured.samples.iter().map(|sample| sample.key.stem());
+            assert!(stems().any(|stem| stem == "all_gather"));
+            assert!(!stems().any(|stem| stem == "all_to_all"));
+            assert_eq!(rehearsal.planned.recompute.alike(), Some(&Recompute::Full));
+        }
+        // One layer of a kind that computes again, and the next that does not, are two kinds.
+        chosen.model.layers = vec![chosen.model.layers[0].clone(); 6];
+        chosen.planned.recompute =
+            RecomputePlan::by_layer([vec![Recompute::Full; 3], vec![Recompute::None; 3]].concat());
+        assert_eq!(
+            two_of_each(&chosen.model, &chosen.planned.recompute),
+            [0, 1, 3, 4]
+        );
+        let short = chosen.short().planned.recompute;
+        assert_eq!(short.groups(), [(&Recompute::Full, vec![0, 1])]);
+    }
+
+    /// Of every schedule, cut down to a layer a stage.
+    #[test]
+    fn what_is_cut_down_is_legal_under_every_schedule() {
+        for schedule in ScheduleName::ALL {
+            let [pp, vpp] = match schedule {
+                ScheduleName::None => [1, 1],
+                ScheduleName::Interleaved => [2, 2],
+                _ if schedule.is_vee() => [2, 2],
+                _ => [2, 1],
+            };
+            let mut whole = rehearsal();
+            let layers = whole.model.layers.iter().cycle().take(8);
+            whole.model.layers = layers.cloned().collect();
+            let layout = LayoutRecord {
+                pp,
+                vpp,
+                ..whole.planned.layout
+            };
+            let mut whole = Rehearsal::of_layout(&whole.model, whole.batch, layout);
+            whole.planned.pipeline.schedule = schedule;
+            train::prove(&whole.planned, &whole.model, &whole.batch).expect("the whole is legal");
+            let short = whole.short();
+            let found = train::prove(&short.planned, &short.model, &short.batch);
+            let layout = found.unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
+            let pipeline = &short.planned.pipeline;
+            assert_eq!(pipeline.schedule, schedule);
+            assert_eq!(pipeline.stages.len() as u32, pp * vpp);
+            Schedule::of(&layout, schedule)
+                .validate()
+                .expect("it can run");
+        }
     }
 }

@@ -1,9 +1,11 @@
 //! [`HostTokens`] and [`DeviceTokens`]: the tokens of a microbatch, where they should lead and where documents begin.
 
+use std::borrow::Cow;
+
 use moefold_kernels::attention::Documents;
 use moefold_kernels::cuda::Stream;
 use moefold_kernels::rope::Rope;
-use moefold_kernels::{Tensor, TensorClass};
+use moefold_kernels::{Dtype, Tensor, TensorClass};
 use moefold_planner::model::Model;
 
 use crate::data::{NONE, Packing};
@@ -37,20 +39,25 @@ pub(crate) struct DeviceTokens {
 }
 
 impl HostTokens {
-    /// So many tokens, each the first of the vocabulary and each with a loss.
+    /// So many tokens for a device that computes nothing, which [`upload`] asks for no ids and no targets. Where they
+    /// are packed all are of one document.
     pub(crate) fn blank(tokens: usize, packing: Packing) -> Self {
         Self {
-            ids: vec![0; tokens],
-            targets: vec![0; tokens],
+            ids: Vec::new(),
+            targets: Vec::new(),
             starts: packing.resets().then(|| vec![0; tokens]),
             packing,
         }
     }
 
-    /// What a depth of multi-token prediction embeds and should predict, from 1: at each token of a sequence of
-    /// `seq_len` the ids `depth` and `depth + 1` after it. Beyond the end any token is embedded, and none
-    /// predicted; nor is one where a token from this one on has no loss, so that no document is asked for the next.
-    fn ahead(&self, seq_len: usize, depth: usize) -> Self {
+    /// What a depth of multi-token prediction embeds and should predict: at each token of a sequence of `seq_len`
+    /// the ids `depth` and `depth + 1` after it, which of depth 0 are its own. Beyond the end any token is embedded,
+    /// and none predicted; nor is one where a token from this one on has no loss, so that no document is asked for
+    /// the next.
+    fn of_depth(&self, seq_len: usize, depth: usize) -> [Cow<'_, [i32]>; 2] {
+        if depth == 0 {
+            return [&self.ids, &self.targets].map(|values| Cow::Borrowed(&values[..]));
+        }
         let (mut ids, mut targets) = (Vec::new(), Vec::new());
         let sequences = self.ids.chunks(seq_len).zip(self.targets.chunks(seq_len));
         for (own, next) in sequences {
@@ -64,12 +71,7 @@ impl HostTokens {
                 targets.push(if has_loss { next[embedded] } else { NONE });
             }
         }
-        Self {
-            ids,
-            targets,
-            starts: None,
-            packing: self.packing,
-        }
+        [Cow::Owned(ids), Cow::Owned(targets)]
     }
 
     /// Positions of its tokens, of sequences of `seq_len`, where they begin again with every document.
@@ -103,13 +105,18 @@ pub(crate) fn upload(
     rotation: &Rotation,
     microbatches: &[HostTokens],
 ) -> Vec<DeviceTokens> {
-    let own: Vec<usize> = shares::tokens(cx, [sequences, seq_len]).collect();
+    let own = shares::tokens(cx, [sequences, seq_len]);
+    let class = TensorClass::Activations;
     let tensor = |values: &[i32]| {
-        let values: Vec<i32> = own.iter().map(|&token| values[token]).collect();
-        let class = TensorClass::Activations;
+        let values: Vec<i32> = own.clone().map(|token| values[token]).collect();
         cx.device.from_i32(class, &values, &[values.len()])
     };
-    let tensors = |host: &HostTokens| [&host.ids, &host.targets].map(|values| tensor(values));
+    let tensors = |host: &HostTokens, depth: usize| {
+        if cx.device.is_meta() {
+            return [(); 2].map(|()| cx.device.empty(class, Dtype::I32, &[own.len()]));
+        }
+        host.of_depth(seq_len, depth).map(|values| tensor(&values))
+    };
     let tokens = cx.device.beside(Stream::Copies, || {
         let whole = microbatches.iter().find_map(|host| host.positions(seq_len));
         let whole = whole.map(|_| {
@@ -120,15 +127,12 @@ pub(crate) fn upload(
             }
         });
         let upload = |host: &HostTokens| DeviceTokens {
-            own: tensors(host),
-            ahead: (1..=depths)
-                .map(|depth| tensors(&host.ahead(seq_len, depth)))
-                .collect(),
+            own: tensors(host, 0),
+            ahead: (1..=depths).map(|depth| tensors(host, depth)).collect(),
             rope: (host.positions(seq_len).zip(whole.clone()))
                 .map(|(at, whole)| whole.at(tensor(&at))),
-            documents: host.documents().map(|starts| {
-                Documents::new(&cx.device, TensorClass::Activations, starts, sequences)
-            }),
+            documents: (host.documents())
+                .map(|starts| Documents::new(&cx.device, class, starts, sequences)),
         };
         microbatches.iter().map(upload).collect()
     });

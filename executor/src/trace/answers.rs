@@ -21,7 +21,7 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Cluster, Dtype, Precision};
 
-use super::heard::{Heard, Item, OfWeights, back_in_turns, in_turns};
+use super::heard::{Heard, Item, Items, OfWeights, back_in_turns, in_turns};
 use super::walk::piece_on;
 use super::{Assumed, Tape};
 use crate::data::Packing;
@@ -141,11 +141,11 @@ impl Visitor for Completing<'_> {
 /// What one piece does with one microbatch.
 #[derive(Debug)]
 struct Answer {
-    forward: Vec<Item>,
+    forward: Items,
     /// What of the forward pass runs again in the backward pass.
-    again: Vec<Item>,
+    again: Items,
     /// All else of it.
-    backward: Vec<Item>,
+    backward: Items,
     /// What leaves for the host in the stream of copies, if there is one.
     leaves: Bytes,
     passes: Passes,
@@ -380,7 +380,8 @@ impl Answer {
         }
         let largest = [forward.largest, backward.largest, weight.largest];
         let items = backward.items.into_iter().chain(weight.items);
-        let (again, rest) = items.partition(|item| item.category == Category::Recompute);
+        let (again, rest): (Vec<Item>, Vec<Item>) =
+            items.partition(|item| item.category == Category::Recompute);
         let biases = Dtype::F32.bytes(shard.balance_len as u64);
         Self {
             leaves: forward.leaves,
@@ -391,9 +392,9 @@ impl Answer {
             beside: Level::of(TensorClass::Weights, biases),
             update: update.account.peak(),
             largest: largest.into_iter().fold(update.largest, Bytes::max),
-            forward: forward.items,
-            again,
-            backward: rest,
+            forward: forward.items.into_iter().collect(),
+            again: again.into_iter().collect(),
+            backward: rest.into_iter().collect(),
         }
     }
 }
@@ -494,7 +495,7 @@ impl Runtime for Traced<'_> {
             .iter()
             .map(|&p| self.answer(setting.into(), p))
             .collect();
-        let count = |of: fn(&Answer) -> &Vec<Item>| answers.iter().map(|a| of(a).len()).sum();
+        let count = |of: fn(&Answer) -> &Items| answers.iter().map(|a| of(a).len()).sum();
         lowered.forward.reserve(count(|answer| &answer.forward));
         lowered.backward.reserve(count(|answer| &answer.backward));
         // Under one recompute set, what leaves is what it leaves.
@@ -563,8 +564,8 @@ impl Runtime for Traced<'_> {
         let pieces = self.pieces(Piece::Layer(layer));
         let answer = pieces.iter().find(is_of);
         let answer = answer.map(|&piece| self.answer(setting.into(), piece));
-        let list = |of: fn(&Answer) -> &Vec<Item>| {
-            let items = answer.iter().flat_map(|answer| of(answer));
+        let list = |of: fn(&Answer) -> &Items| {
+            let items = answer.iter().flat_map(|answer| of(answer).iter());
             items.map(|item| item.work(setting, queues)).collect()
         };
         Lowered {

@@ -16,7 +16,7 @@ use crate::transport::ranks_of_link;
 use crate::turns::turn;
 
 /// What takes time.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Item {
     doing: Doing,
     pub(super) category: Category,
@@ -101,7 +101,7 @@ impl Item {
     }
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 enum Doing {
     /// Whether tokens are sent meanwhile.
     Op(Op, bool),
@@ -111,7 +111,7 @@ enum Doing {
 }
 
 /// The group of a collective.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 enum Group {
     Tp,
     Cp,
@@ -130,6 +130,36 @@ impl Group {
             "tp-ep" => Self::TpEp,
             other => unreachable!("a piece exchanges nothing over {other}"),
         }
+    }
+}
+
+/// What takes time, in order; what is alike and follows one another is there once. Ranks that share the slices of an
+/// expert broadcast as often as there are of them.
+#[derive(Debug, Default)]
+pub(super) struct Items(Vec<(Item, u32)>);
+
+impl Items {
+    pub(super) fn len(&self) -> usize {
+        self.0.iter().map(|(_, times)| *times as usize).sum()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
+        let runs = self.0.iter();
+        runs.flat_map(|(item, times)| std::iter::repeat_n(item, *times as usize))
+    }
+}
+
+impl FromIterator<Item> for Items {
+    fn from_iter<I: IntoIterator<Item = Item>>(items: I) -> Self {
+        let mut runs: Vec<(Item, u32)> = Vec::new();
+        for item in items {
+            match runs.last_mut() {
+                Some((last, times)) if *last == item => *times += 1,
+                _ => runs.push((item, 1)),
+            }
+        }
+        runs.shrink_to_fit();
+        Self(runs)
     }
 }
 

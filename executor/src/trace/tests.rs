@@ -212,14 +212,19 @@ fn law_a_walk_hides_exchanges_under_other_passes_as_its_plan_does() {
         global_batch: 512,
     };
     let walked = |stack: StackName, pins: &str, kinds: [bool; 2]| {
+        let overlap = Overlap {
+            expert_alltoall: kinds[0],
+            delay_wgrad: kinds[1],
+            ..Overlap::unsaid(stack, cluster.gpu.is_cpu())
+        };
         let options = SearchOptions {
             pins: pins.parse().expect("degrees"),
             dispatcher: Some(Dispatcher::Alltoall),
-            overlap: Some(Overlap {
-                expert_alltoall: kinds[0],
-                delay_wgrad: kinds[1],
-                ..Overlap::unsaid(stack, cluster.gpu.is_cpu())
-            }),
+            overlap: Some(overlap),
+            // Of a pipeline of two stages a rank the one that is there with combined passes and without.
+            schedule: pins
+                .contains("vpp=2")
+                .then(|| ScheduleName::DualpipeV.beside(overlap)),
             ..SearchOptions::new(batch, stack)
         };
         let (planned, walked) = planned_and_walked(&traced, (&model, &cluster, 32), options);
@@ -230,6 +235,7 @@ fn law_a_walk_hides_exchanges_under_other_passes_as_its_plan_does() {
     for (stack, pins) in [
         (StackName::Moefold, "tp=1,cp=1,pp=1,ep=16,etp=1,mbs=2"),
         (StackName::Moefold, "tp=2,cp=1,pp=1,ep=8,etp=1,mbs=2"),
+        (StackName::Moefold, "tp=1,cp=1,pp=2,vpp=2,ep=16,etp=1,mbs=2"),
         (StackName::Megatron, "tp=1,cp=1,pp=1,ep=16,etp=1,mbs=2"),
     ] {
         let (apart_s, all_s, apart) = walked(stack, pins, [false, false]);

@@ -39,8 +39,18 @@ fn several(fixture: &Fixture, degrees: &Degrees) -> bool {
     fixture.layout(degrees).microbatches() > 1
 }
 
-/// Combined passes, whatever else goes with them, drawn: one set of every layer where a plan is to choose it.
-fn combining(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture {
+/// A schedule of combined passes, of those that some degrees have.
+fn schedule(fixture: &Fixture, degrees: &Degrees, random: &mut ChaCha8Rng) -> ScheduleName {
+    // Of fewer microbatches some of them combine nothing.
+    let several = fixture.layout(degrees).microbatches() > degrees.pp;
+    let all = ScheduleName::all_of(degrees.pp, degrees.vpp);
+    let all = all.filter(|name| name.combines() && (several || !name.is_vee()));
+    let all: Vec<ScheduleName> = all.collect();
+    *all.choose(random).expect("one of any degrees")
+}
+
+/// Combined passes of a layout, whatever else goes with them, drawn: one set of every layer where a plan is to choose it.
+fn combining(fixture: Fixture, degrees: &Degrees, random: &mut ChaCha8Rng) -> Fixture {
     let mut fixture = recomputing(fixture, random);
     fixture.savers.offload = Offload::NONE;
     let sets = [
@@ -57,7 +67,8 @@ fn combining(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture {
     fixture.savers.recompute = RecomputePlan::by_layer(all.collect());
     let dispatching = &mut fixture.savers.dispatching;
     dispatching.dispatcher = Dispatcher::Alltoall;
-    fixture.savers.schedule = Some(ScheduleName::Combined);
+    fixture.savers.schedule = None;
+    fixture.savers.schedule = Some(schedule(&fixture, degrees, random));
     fixture.savers.overlap = Overlap {
         expert_alltoall: true,
         delay_wgrad: random.random(),
@@ -77,7 +88,8 @@ fn check_bits(fixture: &mut Fixture, degrees: &Degrees, random: &mut ChaCha8Rng)
     options.balancing = losses(random.random_range(0..5));
     let combined = fixture.train(degrees, 2, &options);
     let savers = fixture.savers.clone();
-    fixture.savers.schedule = None;
+    let comes_back = savers.schedule.is_some_and(ScheduleName::is_vee);
+    fixture.savers.schedule = comes_back.then_some(ScheduleName::DualpipeV);
     fixture.savers.overlap.expert_alltoall = false;
     fixture.savers.overlap.delay_wgrad = false;
     let apart = fixture.train(degrees, 2, &options);
@@ -101,7 +113,7 @@ fn check_all_bits(of: usize) {
         assert!(all.len() > 20, "{name}: {}", all.len());
         let first = random.random_range(0..of.min(all.len()));
         for degrees in all.iter().skip(first).step_by(of) {
-            let mut fixture = combining(load(), &mut random);
+            let mut fixture = combining(load(), degrees, &mut random);
             check_bits(&mut fixture, degrees, &mut random);
         }
     }
@@ -140,6 +152,10 @@ fn oracle_combined_passes_equal_one_rank() {
             compare(&fixture, &single, &degrees, STEPS);
             compare_gradients(&fixture, &grads, &degrees);
         }
+        fixture.savers.schedule = Some(ScheduleName::DualpipeVCombined);
+        let turns = piped(degrees(4, 1, 2, 1, 1), 2, 2);
+        compare(&fixture, &single, &turns, STEPS);
+        compare_gradients(&fixture, &grads, &turns);
     }
 }
 
@@ -149,19 +165,25 @@ fn law_combined_passes_change_no_bit_on_cuda() {
     if !F32.is_there() {
         return;
     }
-    let layout = degrees(2, 1, 2, 1, 1);
-    let train = |combines: bool| {
-        let mut fixture = Fixture::load("qwen3_moe_raw").with_batch(4);
-        fixture.savers.schedule = combines.then_some(ScheduleName::Combined);
-        fixture.savers.overlap.expert_alltoall = combines;
-        fixture.savers.overlap.delay_wgrad = combines;
-        let options = fixture.options();
-        let (trained, _) = fixture.train_on(|| F32.open(), &layout, 1, &options, |_| ());
-        trained
-    };
-    let (apart, combined) = (train(false), train(true));
-    assert_eq!(apart.steps, combined.steps);
-    assert!(apart.weights == combined.weights, "weights");
+    use ScheduleName::{Combined, DualpipeV, DualpipeVCombined, None};
+
+    let one = (degrees(2, 1, 2, 1, 1), 4, [None, Combined]);
+    let pipeline = piped(degrees(4, 1, 2, 1, 1), 2, 2);
+    let turns = (pipeline, 6, [DualpipeV, DualpipeVCombined]);
+    for (layout, batch, schedules) in [one, turns] {
+        let [apart, combined] = schedules.map(|schedule| {
+            let fixture = Fixture::load("qwen3_moe_raw").with_layers(2);
+            let mut fixture = fixture.with_batch(batch);
+            fixture.savers.schedule = Some(schedule);
+            fixture.savers.overlap.expert_alltoall = schedule.combines();
+            fixture.savers.overlap.delay_wgrad = schedule.combines();
+            let options = fixture.options();
+            let (trained, _) = fixture.train_on(|| F32.open(), &layout, 1, &options, |_| ());
+            trained
+        });
+        assert_eq!(apart.steps, combined.steps);
+        assert!(apart.weights == combined.weights, "weights");
+    }
 }
 
 /// One in `of` of all layouts.
@@ -175,7 +197,7 @@ fn check_traces(of: usize) {
                 if random.random_range(0..of) > 0 {
                     continue;
                 }
-                let fixture = combining(load(), &mut random);
+                let fixture = combining(load(), degrees, &mut random);
                 let balancing = losses(random.random_range(0..5));
                 let one = || check(&fixture, &CPU, degrees, 2, balancing);
                 let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
@@ -223,7 +245,7 @@ fn check_plans(of: usize) {
                 if random.random_range(0..of) > 0 {
                     continue;
                 }
-                fixture = combining(fixture, &mut random);
+                fixture = combining(fixture, &degrees, &mut random);
                 let one = || check_plan(&fixture, &cluster, &CPU, &degrees);
                 let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
                 let what = (cuda::seed(), fixture.name, degrees, &fixture.savers);

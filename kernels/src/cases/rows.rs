@@ -55,9 +55,9 @@ pub(super) fn loss(source: &mut dyn Source, rows: usize, vocab: usize, pass: Pas
     let logits = source.tensor(&[rows, vocab], 4.0);
     let targets = source.ids(&[rows], vocab);
     let forward = |logits: &Tensor, targets: &Tensor| {
-        let top = cross_entropy::row_max(logits);
-        let (sum_exp, target) = cross_entropy::sum_exp_and_target(logits, &top, targets, 0);
-        (top, sum_exp, target)
+        let own = cross_entropy::row_statistics(logits);
+        let (sum_exp, target) = cross_entropy::rebase(logits, &own, &own.top, targets, 0);
+        (own.top, sum_exp, target)
     };
     if pass == Pass::Forward {
         return Call::new(move |out| {

@@ -51,18 +51,12 @@ pub(super) fn sweep(source: &mut dyn Source, kind: SweepKind, len: usize, dtype:
             let sum = Scalars::zeros(source.device(), TensorClass::Transient, 1);
             Call::new(move |_| sum.add_sum(0, 1e-6, &x))
         }
-        SweepKind::RowMax => {
-            let logits = logits(source, len);
-            Call::new(move |out| out("top", &cross_entropy::row_max(&logits)))
-        }
         SweepKind::SumExp => {
             let logits = logits(source, len);
-            let targets = source.ids(&[logits.num_rows()], logits.width());
-            let top = cross_entropy::row_max(&logits);
             Call::new(move |out| {
-                let (sum, target) = cross_entropy::sum_exp_and_target(&logits, &top, &targets, 0);
-                out("sum_exp", &sum);
-                out("target", &target);
+                let own = cross_entropy::row_statistics(&logits);
+                out("top", &own.top);
+                out("sum_exp", &own.sum_exp);
             })
         }
         SweepKind::Gather => {

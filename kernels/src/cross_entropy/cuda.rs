@@ -27,43 +27,6 @@ fn rows(logits: &Tensor) -> Grid {
     Grid::linear(logits.num_rows(), THREADS, SCRATCH)
 }
 
-pub(super) fn row_max(gpu: &Cuda, logits: &Tensor, top: &Tensor) {
-    disjoint("cross_entropy::row_max", &[logits], &[top]);
-    gpu.launch(
-        "cross_entropy::row_max",
-        &program(logits.dtype()),
-        "cross_entropy_row_max",
-        rows(logits),
-        &[logits.into(), top.into(), Arg::size(logits.width())],
-    );
-}
-
-pub(super) fn sum_exp(
-    gpu: &Cuda,
-    [logits, top, targets]: [&Tensor; 3],
-    vocab_start: usize,
-    sum_exp: &Tensor,
-    target: &Tensor,
-) {
-    const OP: &str = "cross_entropy::sum_exp_and_target";
-    disjoint(OP, &[logits, top, targets], &[sum_exp, target]);
-    gpu.launch(
-        OP,
-        &program(logits.dtype()),
-        "cross_entropy_sum_exp",
-        rows(logits),
-        &[
-            logits.into(),
-            top.into(),
-            targets.into(),
-            sum_exp.into(),
-            target.into(),
-            Arg::size(vocab_start),
-            Arg::size(logits.width()),
-        ],
-    );
-}
-
 pub(super) fn statistics(gpu: &Cuda, logits: &Tensor, top: &Tensor, sum_exp: &Tensor) {
     disjoint("cross_entropy::row_statistics", &[logits], &[top, sum_exp]);
     gpu.launch(
@@ -148,8 +111,6 @@ pub(super) fn finish(
 /// What is launched, with its limits.
 pub(crate) fn programs() -> Vec<Listed> {
     let entries = [
-        Entry::plain("cross_entropy_row_max", 64, SCRATCH),
-        Entry::plain("cross_entropy_sum_exp", 64, SCRATCH),
         Entry::plain("cross_entropy_statistics", 64, SCRATCH),
         Entry::plain("cross_entropy_rebase", 64, 0),
         Entry::plain("cross_entropy_finish", 64, SCRATCH),

@@ -66,25 +66,15 @@ fn oracle_loss_and_gradient_over_shards() {
                 inside(&tensor(device, &values, &[tokens, width]), offset)
             })
             .collect();
-        // In three steps, or in one read and a rebasing.
-        let own: Option<Vec<Statistics>> = rng
-            .coin()
-            .then(|| pieces.iter().map(row_statistics).collect());
+        let own: Vec<Statistics> = pieces.iter().map(row_statistics).collect();
         let mut top = vec![f32::NEG_INFINITY; tokens];
-        for (s, piece) in pieces.iter().enumerate() {
-            let most = match &own {
-                Some(own) => own[s].top.clone(),
-                None => row_max(piece),
-            };
-            for (top, x) in top.iter_mut().zip(most.to_f32()) {
+        for own in &own {
+            for (top, x) in top.iter_mut().zip(own.top.to_f32()) {
                 *top = top.max(x);
             }
         }
         let top = statistic(device, &top, &[tokens]);
-        let sums = |s: usize| match &own {
-            Some(own) => rebase(&pieces[s], &own[s], &top, &on_device, s * width),
-            None => sum_exp_and_target(&pieces[s], &top, &on_device, s * width),
-        };
+        let sums = |s: usize| rebase(&pieces[s], &own[s], &top, &on_device, s * width);
         let (sum_exp, target) = sums(0);
         for s in 1..shards {
             let (more_exp, more_target) = sums(s);
@@ -125,10 +115,10 @@ fn law_the_gradient_is_the_slope_of_the_loss() {
     let logits = [0.5f32, -1.0, 2.0, 0.25, 1.5];
     let piece = tensor(&device, &logits, &[1, 5]);
     let targets = integers(&device, &[3], &[1]);
-    let top = row_max(&piece);
-    let (sum_exp, target) = sum_exp_and_target(&piece, &top, &targets, 0);
+    let own = row_statistics(&piece);
+    let (sum_exp, target) = rebase(&piece, &own, &own.top, &targets, 0);
     let reduced = Reduced {
-        top: &top,
+        top: &own.top,
         sum_exp: &sum_exp,
         target: &target,
     };

@@ -316,9 +316,11 @@ pub enum Illegal {
     },
     /// Passes run as one to hide what nobody asked to hide.
     #[error(
-        "`schedule` combined hides the exchange of tokens, which `overlap` leaves out; nearest: expert-alltoall in `overlap`, or `schedule` auto"
+        "`schedule` {} hides the exchange of tokens, which `overlap` leaves out; nearest: expert-alltoall in `overlap`, or `schedule` {}",
+        schedule.name(),
+        schedule.apart().map_or("auto", ScheduleName::name)
     )]
-    CombinedSchedule,
+    CombinedSchedule { schedule: ScheduleName },
     /// What CUDA graphs do not go with.
     #[error("`cuda_graph` {graphs} does not go with {with}; nearest: {nearest}")]
     Graphs {
@@ -409,6 +411,11 @@ pub enum Illegal {
         "`masters` remainder keeps what bf16 weights lack of f32 masters, and in `precision` fp32 weights lack nothing; nearest: `masters` fp32, or `precision` bf16"
     )]
     WholeMasters,
+    /// Gradients of a type that a stack does not accumulate in.
+    #[error(
+        "`grad_dtype` bf16: stack moefold accumulates gradients in fp32; nearest: `grad_dtype` fp32, or `stack` megatron"
+    )]
+    StackGradients,
     /// Weights in FP8 where nothing multiplies in it.
     #[error(
         "`primary_weights` fp8 needs a `precision` that multiplies in FP8, not {precision}; nearest: `primary_weights` wide, or `precision` fp8, fp8-delayed, fp8-blockwise or mxfp8"
@@ -487,7 +494,7 @@ impl Illegal {
             Self::SharedDispatcher { .. } => "shared_expert_dispatcher",
             Self::SharedAgain => "shared_expert_recomputed",
             Self::Combined { .. } => "expert_alltoall",
-            Self::CombinedSchedule => "combined_without_overlap",
+            Self::CombinedSchedule { .. } => "combined_without_overlap",
             Self::Graphs { .. } => "cuda_graph",
             Self::Fp8Attention { .. } => "fp8_attention",
             Self::CombinedAlone => "expert_alltoall_without_ep",
@@ -506,6 +513,7 @@ impl Illegal {
             Self::BucketsAlone { .. } => "buckets_without_overlap",
             Self::EmptyBuckets => "empty_buckets",
             Self::WholeMasters => "whole_masters",
+            Self::StackGradients => "stack_gradients",
             Self::PrimaryWeights { .. } => "primary_weights",
             Self::RemainderOfFp8 => "remainder_of_fp8",
             Self::HostShare { .. } => "host_share",

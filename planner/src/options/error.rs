@@ -132,15 +132,14 @@ fn infeasible_text(
     least: Option<&LeastMemory>,
     [capacity_gib, device_gib]: [f64; 2],
 ) -> String {
-    let counts: Vec<String> = refused
+    let counts = refused
         .iter()
-        .map(|(reason, count)| counted(reason, *count, examples))
-        .collect();
-    let counts = counts.join("; ");
+        .map(|(reason, count)| format!("\n  {}", counted(reason, *count, examples)));
+    let refused: String = counts.collect();
     match least {
         Some(least) => format!(
             "the least memory found of any legal layout is {:.1} GiB ({}), a device has {device_gib:.1} \
-             GiB{} (refused: {counts})",
+             GiB{}; refused:{refused}",
             least.peak_gib,
             least.layout,
             if capacity_gib < device_gib {
@@ -149,6 +148,6 @@ fn infeasible_text(
                 String::new()
             }
         ),
-        None => format!("no legal layout is worth trying (refused: {counts})"),
+        None => format!("no legal layout is worth trying; refused:{refused}"),
     }
 }

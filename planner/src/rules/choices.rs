@@ -315,10 +315,9 @@ fn check_combined(model: &Model, options: &SearchOptions, broken: &mut Vec<Illeg
     if overlap.tp && options.stack != StackName::Megatron {
         broken.push(Illegal::TensorBeside);
     }
-    let named = options.schedule.map(ScheduleName::combines);
     if !overlap.expert_alltoall {
-        if named == Some(true) {
-            broken.push(Illegal::CombinedSchedule);
+        if let Some(schedule) = options.schedule.filter(|one| one.combines()) {
+            broken.push(Illegal::CombinedSchedule { schedule });
         }
         return;
     }
@@ -345,9 +344,9 @@ fn check_combined(model: &Model, options: &SearchOptions, broken: &mut Vec<Illeg
         "`overlap` without shared-expert",
     );
     refuse(
-        named == Some(false),
+        options.schedule.is_some_and(|named| !named.combines()),
         "another `schedule` than its own",
-        "`schedule` combined, or auto",
+        "`schedule` combined, dualpipe-v-combined, or auto",
     );
     refuse(
         options.zero == Zero::Fsdp,
@@ -484,12 +483,15 @@ fn check_states(options: &SearchOptions, broken: &mut Vec<Illegal>) {
             share: options.optimizer_offload.0.to_string(),
         });
     }
+    if options.grad_dtype != Dtype::F32 && options.stack == StackName::Moefold {
+        broken.push(Illegal::StackGradients);
+    }
     if options.masters == Masters::Remainder && options.precision == Precision::Fp32 {
         broken.push(Illegal::WholeMasters);
     }
     if options.primary_weights == PrimaryWeights::Fp8 {
         let precision = options.precision;
-        if precision.compute() != moefold_profiles::Dtype::Fp8 {
+        if precision.compute() != Dtype::Fp8 {
             broken.push(Illegal::PrimaryWeights { precision });
         } else if options.masters == Masters::Remainder {
             broken.push(Illegal::RemainderOfFp8);

@@ -20,10 +20,10 @@ pub(super) enum Pass {
 /// The actions of every rank.
 pub(super) fn ranks(name: ScheduleName, pp: u32, vpp: u32, microbatches: u32) -> Vec<Vec<Action>> {
     let places = name.places(pp, vpp);
-    if name == ScheduleName::DualpipeV {
+    if name.takes_turns() {
         let mut ranks: Vec<Vec<Action>> = (0..pp)
             .map(|rank| {
-                let passes = doubled(places, rank, microbatches).into_iter();
+                let passes = doubled(name, places, rank, microbatches).into_iter();
                 with_messages(passes, rank, places, microbatches)
             })
             .collect();
@@ -94,7 +94,11 @@ fn around(
             );
             2 * behind + u64::from(vpp - 1) * u64::from(pp) + 1
         }
-        ScheduleName::ZbV | ScheduleName::VHalf | ScheduleName::VMin | ScheduleName::DualpipeV => {
+        ScheduleName::ZbV
+        | ScheduleName::VHalf
+        | ScheduleName::VMin
+        | ScheduleName::DualpipeV
+        | ScheduleName::DualpipeVCombined => {
             unreachable!("stages that come back have passes of their own")
         }
     }
@@ -141,8 +145,9 @@ fn around(
 /// The passes of a rank in order, where both stages of a V take turns.
 ///
 /// What is counted are passes of at least `2 pp` microbatches; of those that are not there none is written, and the rest
-/// keeps its order, for a pass needs none of another microbatch.
-fn doubled(places: Places, rank: u32, microbatches: u32) -> Vec<Pass> {
+/// keeps its order, for a pass needs none of another microbatch. Of two that are to run as one and of which one is not
+/// there, the other runs alone.
+fn doubled(name: ScheduleName, places: Places, rank: u32, microbatches: u32) -> Vec<Pass> {
     let (pp, behind) = (places.pp(), places.pp() - 1 - rank);
     let counted = microbatches.max(pp.saturating_mul(2));
     let mut turns = Turns {
@@ -151,6 +156,7 @@ fn doubled(places: Places, rank: u32, microbatches: u32) -> Vec<Pass> {
         backward: [0; 2],
         waiting: VecDeque::new(),
         microbatches,
+        combines: name.combines(),
         passes: Vec::new(),
     };
     let [down, back] = [0, 1];
@@ -163,16 +169,19 @@ fn doubled(places: Places, rank: u32, microbatches: u32) -> Vec<Pass> {
         turns.backward(back);
         turns.forward(back);
     }
-    for _ in 0..=counted - 2 * pp + rank {
-        for [first, second] in [[down, back], [back, down]] {
-            turns.forward(first);
-            turns.backward(second);
+    for turn in 0..=counted - 2 * pp + rank {
+        if turn == 0 && behind == 0 {
+            // All ranks wait for the first backward pass, so it runs alone.
+            turns.forward(down);
+            turns.backward(back);
+        } else {
+            turns.both(down, back);
         }
+        turns.both(back, down);
     }
     for _ in 0..behind {
         turns.backward(back);
-        turns.forward(back);
-        turns.backward(down);
+        turns.both(back, down);
     }
     // As many whole as leave gradients of weights.
     for number in 0..2 * (rank + 1) {
@@ -204,6 +213,8 @@ struct Turns {
     waiting: VecDeque<(usize, u32)>,
     /// Those that are there.
     microbatches: u32,
+    /// Whether a forward and a backward pass run as one.
+    combines: bool,
     passes: Vec<Pass>,
 }
 
@@ -246,6 +257,22 @@ impl Turns {
     fn backward(&mut self, chunk: usize) {
         self.backward_input(chunk);
         self.backward_weight();
+    }
+
+    /// A forward pass of a chunk and a backward pass of the other, as one where they are to be.
+    fn both(&mut self, ahead: usize, back: usize) {
+        let (forward, backward) = (self.forward[ahead], self.backward[back]);
+        if !(self.combines && forward.max(backward) < self.microbatches) {
+            self.forward(ahead);
+            self.backward(back);
+            return;
+        }
+        self.forward[ahead] += 1;
+        self.backward[back] += 1;
+        self.passes.push(Pass::Combined(
+            (self.stages[ahead], Microbatch(forward)),
+            (self.stages[back], Microbatch(backward)),
+        ));
     }
 }
 
@@ -645,7 +672,9 @@ mod tests {
     /// Stages that take turns, of more ranks and of any number of microbatches.
     fn turns() -> impl Iterator<Item = (ScheduleName, [u32; 3])> {
         let sizes = (2..=16).flat_map(|pp| (1..=2 * pp + 3).map(move |m| [pp, 2, m]));
-        sizes.map(|sizes| (ScheduleName::DualpipeV, sizes))
+        sizes.flat_map(|sizes| {
+            [ScheduleName::DualpipeV, ScheduleName::DualpipeVCombined].map(|name| (name, sizes))
+        })
     }
 
     /// No more than one message waits for a later pass.
@@ -656,13 +685,23 @@ mod tests {
             for actions in ranks(name, pp, vpp, microbatches) {
                 let mut there = 0_u32;
                 for action in actions {
-                    match action {
-                        Action::RecvActivation(..) | Action::RecvGradient(..) => there += 1,
-                        Action::Forward(s, _) => there -= u32::from(places.is_received(s.0)),
-                        Action::BackwardInput(s, _) => there -= u32::from(places.is_sent(s.0)),
-                        _ => {}
+                    // What a pass begins with, and of two that run as one both.
+                    let most = 1 + action.passes().count() as u32;
+                    there += u32::from(matches!(
+                        action,
+                        Action::RecvActivation(..) | Action::RecvGradient(..)
+                    ));
+                    assert!(there <= 3, "{pp} {microbatches}");
+                    assert!(action.is_message() || there <= most, "{pp} {microbatches}");
+                    for pass in action.passes() {
+                        there -= match pass {
+                            Action::Forward(s, _) => u32::from(places.is_received(s.0)),
+                            Action::Backward(s, _) | Action::BackwardInput(s, _) => {
+                                u32::from(places.is_sent(s.0))
+                            }
+                            _ => 0,
+                        };
                     }
-                    assert!(there <= 2, "{pp} {microbatches}");
                 }
                 assert_eq!(there, 0, "{pp} {microbatches}");
             }
@@ -670,27 +709,36 @@ mod tests {
     }
 
     /// The orders of both ranks of two, as DualPipeV runs them: F and B of the first stage and f and b of the second, with
-    /// gradients of weights (`'`) at once but at the end.
+    /// gradients of weights (`'`) at once but at the end; and where passes run as one (`F3b1`), which are whole.
     #[test]
     fn golden_stages_that_take_turns() {
-        let words = |rank: u32| -> Vec<String> {
-            let places = ScheduleName::DualpipeV.places(2, 2);
-            let word = |pass: Pass| match pass {
-                Pass::Forward(s, m) => format!("{}{}", if s.0 < 2 { "F" } else { "f" }, m.0),
-                Pass::BackwardInput(s, m) => format!("{}{}", if s.0 < 2 { "B" } else { "b" }, m.0),
-                Pass::BackwardWeight(s, m) => {
-                    format!("{}{}'", if s.0 < 2 { "B" } else { "b" }, m.0)
-                }
-                other => unreachable!("{other:?}"),
+        let words = |name: ScheduleName, rank: u32| -> String {
+            let places = name.places(2, 2);
+            let of = |kinds: [&str; 2], (s, m): (Stage, Microbatch)| {
+                format!("{}{}", kinds[usize::from(s.0 >= 2)], m.0)
             };
-            doubled(places, rank, 4).into_iter().map(word).collect()
+            let word = |pass: Pass| match pass {
+                Pass::Forward(s, m) => of(["F", "f"], (s, m)),
+                Pass::BackwardInput(s, m) => of(["B", "b"], (s, m)),
+                Pass::BackwardWeight(s, m) => of(["B", "b"], (s, m)) + "'",
+                Pass::Combined(ahead, back) => of(["F", "f"], ahead) + &of(["B", "b"], back),
+                other @ Pass::Backward(..) => unreachable!("{other:?}"),
+            };
+            let words = doubled(name, places, rank, 4).into_iter().map(word);
+            words.collect::<Vec<_>>().join(" ")
         };
+        let apart = ScheduleName::DualpipeV;
         let first =
             "F0 F1 F2 f0 b0 b0' f1 F3 b1 b1' f2 B0 B0' b2 b2' f3 B1 B1' b3 b3' B2 B2' B3 B3'";
-        assert_eq!(words(0).join(" "), first);
+        assert_eq!(words(apart, 0), first);
         let last =
             "F0 f0 F1 f1 F2 b0 b0' f2 B0 B0' F3 b1 b1' f3 B1 B1' b2 b2' B2 B2' b3 B3 b3' B3'";
-        assert_eq!(words(1).join(" "), last);
+        assert_eq!(words(apart, 1), last);
+        let combined = ScheduleName::DualpipeVCombined;
+        let first = "F0 F1 F2 f0 b0 b0' f1 F3b1 f2B0 b2 b2' f3B1 b3 b3' B2 B2' B3 B3'";
+        assert_eq!(words(combined, 0), first);
+        let last = "F0 f0 F1 f1 F2 b0 b0' f2B0 F3b1 f3B1 b2 b2' B2 B2' b3 B3 b3' B3'";
+        assert_eq!(words(combined, 1), last);
     }
 
     /// A message as its receiver takes it, its direction, and the ranks that send and receive it.

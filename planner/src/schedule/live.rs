@@ -146,6 +146,7 @@ mod tests {
                 (ScheduleName::VMin, (2 * pp + 8) / 3),
                 // One chunk more than half of what there is (arXiv 2412.19437, table 2: `PP + 1` of twice as many ranks).
                 (ScheduleName::DualpipeV, 2 * pp + 1),
+                (ScheduleName::DualpipeVCombined, 2 * pp + 1),
             ] {
                 let found = in_flight(name, pp, 2, 5 * pp);
                 let fullest = *found.iter().max().expect("a rank");

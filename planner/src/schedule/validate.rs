@@ -44,7 +44,8 @@ pub enum Fault {
 impl Schedule {
     /// Proves that every rank does every forward and backward of its stages exactly once, with the
     /// messages and in the order that data needs, then reduces every stage's gradients and steps once.
-    /// Backward passes are whole, or divided where the schedule is one of those.
+    /// Backward passes are whole, or divided where the schedule is one of those; there those are whole that forward
+    /// passes run beside.
     /// Proves that all ranks together run to the end, where sends wait for nobody.
     pub fn validate(&self) -> Result<(), ScheduleError> {
         for (rank, actions) in self.ranks.iter().enumerate() {
@@ -74,17 +75,17 @@ impl Schedule {
         for (position, &action) in actions.iter().enumerate() {
             let at = |fault| (position, fault);
             let is_pair = matches!(action, Action::Combined { .. });
-            let mut passes = action.passes();
-            if is_pair && !self.name.combines() || !passes.all(|pass| self.belongs(pass, rank)) {
+            let mut parts = self.parts(action);
+            if is_pair && !self.name.combines() || !parts.all(|part| self.belongs(part, rank)) {
                 return Err(at(Fault::Misplaced(action)));
             }
             // Neither of two passes may need the other.
             if let Some(needs) = self.first_missing(action, rank, &done) {
                 return Err(at(Fault::TooEarly { action, needs }));
             }
-            for pass in action.passes() {
-                if !done.mark(pass) {
-                    return Err(at(Fault::Repeated(pass)));
+            for part in self.parts(action) {
+                if !done.mark(part) {
+                    return Err(at(Fault::Repeated(part)));
                 }
             }
         }
@@ -92,6 +93,21 @@ impl Schedule {
             Some(action) => Err((actions.len(), Fault::Missing(action))),
             None => Ok(()),
         }
+    }
+
+    /// What an action does: where backward passes are divided, a whole one that runs beside a forward pass as its parts.
+    fn parts(&self, action: Action) -> impl Iterator<Item = Action> + Clone {
+        let is_pair = matches!(action, Action::Combined { .. });
+        let divides = is_pair && self.name.divides_backward();
+        let parts = move |pass| match pass {
+            Action::Backward(s, m) if divides => {
+                let weight = Action::BackwardWeight(s, m);
+                (Action::BackwardInput(s, m), Some(weight))
+            }
+            whole => (whole, None),
+        };
+        let parts = action.passes().map(parts);
+        parts.flat_map(|(first, second)| std::iter::once(first).chain(second))
     }
 
     fn belongs(&self, action: Action, rank: u32) -> bool {
@@ -159,9 +175,11 @@ impl Schedule {
                 .required(rank)
                 .filter(|&needs| needs != Action::OptimizerStep)
                 .find_map(missing),
-            Action::Combined { .. } => action
-                .passes()
-                .find_map(|pass| self.first_missing(pass, rank, done)),
+            Action::Combined { .. } => {
+                let is_first = |part: &Action| !matches!(part, Action::BackwardWeight(..));
+                let mut first = self.parts(action).filter(is_first);
+                first.find_map(|part| self.first_missing(part, rank, done))
+            }
         }
     }
 
@@ -256,7 +274,8 @@ mod tests {
         let interleaved = Schedule::new(ScheduleName::Interleaved, 2, 2, 2);
         let combined = Schedule::new(ScheduleName::Combined, 2, 2, 4);
         let there_and_back = Schedule::new(ScheduleName::VHalf, 2, 2, 4);
-        for (sound, rank) in [divided, interleaved, combined, there_and_back]
+        let both = Schedule::new(ScheduleName::DualpipeVCombined, 2, 2, 5);
+        for (sound, rank) in [divided, interleaved, combined, there_and_back, both]
             .iter()
             .flat_map(|of| [(of, 0), (of, 1)])
         {
@@ -378,6 +397,13 @@ mod tests {
             &[
                 "  0 | F0a   .   . F0b I0b W0b F1a I0a W0a F1b I1b W1b   . I1a W1a",
                 "  1 |   . F0a F0b   .   . I0b I0a F1a F1b W0b W0a I1b I1a W1b W1a",
+            ],
+        );
+        check(
+            Schedule::new(ScheduleName::DualpipeVCombined, 2, 2, 4),
+            &[
+                "  0 |    F0a    F1a    F2a    F0b    I0b    W0b    F1b F3aB1b      . F2bB0a    I2b    W2b F3bB1a    I3b    W3b    I2a    W2a    I3a    W3a",
+                "  1 |      .    F0a    F0b    F1a    F1b    F2a    I0b    W0b F2bB0a F3aB1b F3bB1a    I2b    W2b    I2a    W2a    I3b    I3a    W3b    W3a",
             ],
         );
         check(

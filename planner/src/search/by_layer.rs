@@ -77,11 +77,17 @@ pub(crate) fn unbeaten<B: AsRef<[i64]>>(mut ways: Vec<Way<B>>) -> Vec<Way<B>> {
         times.then_with(|| bytes(a).cmp(bytes(b)))
     });
     let mut kept: Vec<Way<B>> = Vec::new();
+    // What beats a way has no more bytes in all: most are told apart by that.
+    let mut sums: Vec<i128> = Vec::new();
     for way in ways {
+        let sum = bytes(&way).map(i128::from).sum();
         // Those before it take no longer.
-        let beats = |before: &Way<B>| bytes(before).zip(bytes(&way)).all(|(a, b)| a <= b);
-        if !kept.iter().rev().any(beats) {
+        let beats = |(before, least): (&Way<B>, &i128)| {
+            *least <= sum && bytes(before).zip(bytes(&way)).all(|(a, b)| a <= b)
+        };
+        if !kept.iter().zip(&sums).rev().any(beats) {
             kept.push(way);
+            sums.push(sum);
         }
     }
     if kept.len() > MOST {
@@ -190,21 +196,52 @@ pub(crate) fn fastest(
 ) -> Option<Vec<Vec<usize>>> {
     // Instants tell more ways apart than passes do.
     let most = (MOST / chunks.len()).max(8);
-    let mut row = Row::new(room.iter().map(|room| -room).collect::<Vec<i64>>());
-    for (number, chunk) in chunks.iter().enumerate() {
-        let then = |sum: &Vec<i64>, bytes: &[i64; 5]| {
-            let each = sum.iter().zip(occupancies);
-            each.map(|(sum, at)| sum + taken(&passes(*bytes), number, at))
-                .collect()
-        };
-        let ways = chunk.as_ref().0.last();
+    // Of a chunk the ways that are tried, each with its place, and what it takes at each instant.
+    let tried = |number: usize| -> Vec<Way<Vec<i64>>> {
+        let ways = AsRef::<Chunk>::as_ref(&chunks[number]).0.last();
         let places = spread(ways, most).into_iter();
-        let choices: Vec<_> = places.map(|place| (place, &ways[place])).collect();
-        row.choose(&choices, then);
+        let of = |place: usize| {
+            let own = passes(ways[place].bytes);
+            let taken = occupancies.iter().map(|at| taken(&own, number, at));
+            Way {
+                seconds: ways[place].seconds,
+                bytes: taken.collect(),
+                before: 0,
+                choice: place,
+            }
+        };
+        places.map(of).collect()
+    };
+    let last = chunks.len().checked_sub(1)?;
+    let mut row = Row::new(room.iter().map(|room| -room).collect::<Vec<i64>>());
+    for number in 0..last {
+        let tried = tried(number);
+        let choices: Vec<_> = tried.iter().map(|way| (way.choice, way)).collect();
+        row.choose(&choices, |sum, own| {
+            sum.iter().zip(own).map(|(sum, own)| sum + own).collect()
+        });
     }
-    let fits = |way: &Way<Vec<i64>>| way.bytes.iter().all(|over| *over <= 0);
-    let place = row.last().iter().position(fits)?;
-    let choices = row.choices(place).into_iter();
+    // With the last chunk a way need not be told apart from all others: the first that fits is the fastest.
+    let tried = tried(last);
+    let mut best: Option<(f64, Vec<i64>, [usize; 2])> = None;
+    for (before, way) in row.last().iter().enumerate() {
+        for own in &tried {
+            let seconds = way.seconds + own.seconds;
+            let least = best.as_ref().map_or(f64::INFINITY, |best| best.0);
+            if seconds > least {
+                break;
+            }
+            let both = || bytes(way).zip(bytes(own)).map(|(a, b)| a + b);
+            let smaller =
+                |best: &(f64, Vec<i64>, _)| seconds < best.0 || both().lt(best.1.iter().copied());
+            if both().all(|over| over <= 0) && best.as_ref().is_none_or(smaller) {
+                best = Some((seconds, both().collect(), [before, own.choice]));
+            }
+        }
+    }
+    let (.., [place, choice]) = best?;
+    let mut choices = row.choices(place);
+    choices.push(choice);
     let sets = |(chunk, place): (&_, usize)| AsRef::<Chunk>::as_ref(chunk).0.choices(place);
     Some(chunks.iter().zip(choices).map(sets).collect())
 }

@@ -19,8 +19,8 @@ pub(super) struct Known<'a>(Vec<One<'a>>);
 
 /// What is known of a unit, under the memory that was looked at last or less.
 struct One<'a> {
-    /// The fastest child, where it is known.
-    best: Option<Found<'a>>,
+    /// The fastest child, where it is known: of few units it ever is.
+    best: Option<Box<Found<'a>>>,
     /// No other child takes less, in seconds.
     left_s: f64,
 }
@@ -42,7 +42,7 @@ impl<'a> Known<'a> {
     pub(super) fn learn(&mut self, place: usize, outcome: &Outcome<'a>) {
         if let Some(one) = self.0.get_mut(place) {
             *one = One {
-                best: outcome.best.clone(),
+                best: outcome.best.clone().map(Box::new),
                 left_s: outcome.left_s,
             };
         }
@@ -61,6 +61,11 @@ impl<'a> Known<'a> {
         if self.0.is_empty() || questions[0].options.objective == Objective::Memory {
             return;
         }
+        let mut weights = Weights::new();
+        let each = units.iter();
+        let floors: Vec<Bytes> = each
+            .map(|unit| held(&questions[0], unit.layout, &mut weights))
+            .collect();
         let mut peak_gib = fastest.peak().gib();
         for _ in 0..steps {
             // Just below the last one, so that each step finds a smaller layout.
@@ -68,7 +73,7 @@ impl<'a> Known<'a> {
             for question in &mut *questions {
                 question.limit = Some(room);
             }
-            let Some(place) = self.fastest_within(questions, units, room, watch) else {
+            let Some(place) = self.fastest_within(questions, (units, &floors), room, watch) else {
                 break;
             };
             let best = self.0[place].best.as_ref().expect("it was found");
@@ -81,17 +86,17 @@ impl<'a> Known<'a> {
     }
 
     /// The place of the unit that is fastest within some memory; none where nothing fits, or the search is stopped.
+    /// Units come with what they hold at least.
     fn fastest_within(
         &mut self,
         questions: &[Question<'_>],
-        units: &[&'a Unit<'a>],
+        (units, floors): (&[&'a Unit<'a>], &[Bytes]),
         room: Bytes,
         watch: &Watch<'_>,
     ) -> Option<usize> {
-        let mut weights = Weights::new();
-        for (one, unit) in self.0.iter_mut().zip(units) {
+        for (one, floor) in self.0.iter_mut().zip(floors) {
             one.best = one.best.take().filter(|best| best.peak() <= room);
-            if one.left_s < f64::INFINITY && held(&questions[0], unit.layout, &mut weights) > room {
+            if *floor > room {
                 // What it holds at least does not fit, nor will it.
                 one.left_s = f64::INFINITY;
             }

@@ -115,11 +115,11 @@ impl<'a> Room<'a> {
 
     /// Whether the layers may fit under some recompute sets; if not, no split of them does.
     pub(crate) fn may_hold(&self, of: Of<'_>) -> bool {
-        let least = |kind: &Kind, own: &dyn Fn(&StageMemory) -> f64| {
-            let each = kind.memory.iter().map(own);
-            match of {
-                Of::Choice(Sets::Every(set)) => own(&kind.memory[*set]),
-                Of::Choice(Sets::Each(_)) | Of::Any => each.fold(f64::INFINITY, f64::min),
+        let least = |kind: &Kind, own: &dyn Fn(&StageMemory) -> f64| match of {
+            Of::Choice(Sets::Every(set)) => own(&kind.memory[*set]),
+            Of::Choice(Sets::Each(_)) | Of::Any => {
+                let each = kind.memory.distinct().iter().map(own);
+                each.fold(f64::INFINITY, f64::min)
             }
         };
         let saved = |memory: &StageMemory| memory.passes.saved.total() as f64;
@@ -160,15 +160,15 @@ impl<'a> Room<'a> {
                 layers: sum.layers + own.layers,
             });
             sum = Some(all);
-            if self.places(&all, &ends, [last, lightest]) < u64::from(all.layers) {
+            if !self.has_places(&all, &ends, [last, lightest]) {
                 return false;
             }
         }
         true
     }
 
-    /// For how many such layers all ranks have room.
-    fn places(&self, least: &Least, ends: &Ends, [last, lightest]: [f64; 2]) -> u64 {
+    /// Whether all ranks together have room for such layers.
+    fn has_places(&self, least: &Least, ends: &Ends, [last, lightest]: [f64; 2]) -> bool {
         let layout = self.case.layout;
         let several = layout.vpp() > 1;
         // Given stages may be empty.
@@ -209,8 +209,12 @@ impl<'a> Room<'a> {
             };
             occupancies.iter().map(most_at).min().unwrap_or(u64::MAX)
         };
-        let each = self.occupancies.iter().enumerate().map(most_on);
-        each.fold(0, u64::saturating_add)
+        let mut left = u64::from(least.layers);
+        let mut each = self.occupancies.iter().enumerate().map(most_on);
+        each.any(|most| {
+            left = left.saturating_sub(most);
+            left == 0
+        })
     }
 }
 

@@ -6,13 +6,14 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::Bytes;
 
 use super::by_layer::{self, LayersWay};
+use super::by_set::BySet;
 use super::cuts::Cuts;
 use super::recompute::{Sets, of_plan};
 use crate::bucket::Division;
@@ -25,9 +26,7 @@ use crate::model::{Layer, Model};
 use crate::options::{Loads, Routing, SearchOptions};
 use crate::price::LayerBreakdown;
 use crate::rules::{KeyWays, heads, undivided};
-use crate::runtime::{
-    self, LayerGroups, Lowered, Piece, Runtime, Setting, Slot, StageMemory, Stretches, gcd,
-};
+use crate::runtime::{self, LayerGroups, Lowered, Piece, Runtime, Setting, Slot, Stretches, gcd};
 use crate::shard;
 use crate::stack::Stack;
 
@@ -166,7 +165,7 @@ pub(crate) struct Kind {
     /// What of them only adds to gradients of weights, under any set.
     pub(crate) weight_s: f64,
     /// Memory by recompute set.
-    pub(crate) memory: Arc<[StageMemory]>,
+    pub(crate) memory: BySet,
     /// The same cut where passes pause, by recompute set; none where they do not or no order is known.
     pub(crate) stretches: Vec<Stretches>,
     /// Time of both passes without recomputation, cut where they pause; none where they do not.
@@ -337,12 +336,12 @@ impl Shape {
     ) -> Vec<Self> {
         let (timed, held) = (question.timed(layout), question.held(layout));
         let groups = question.layer_groups(layout, cp_comm);
-        let memory = |dispatcher| -> Vec<Arc<[StageMemory]>> {
+        let memory = |dispatcher| -> Vec<BySet> {
             let pieces = question.pieces().zip(&held);
             pieces
                 .map(|(piece, held)| {
                     let setting = question.setting(layout, (dispatcher, cp_comm), held, &groups);
-                    question.runtime.memory(&setting, piece, sets).into()
+                    BySet::new(&question.runtime.memory(&setting, piece, sets))
                 })
                 .collect()
         };
@@ -377,7 +376,7 @@ impl Shape {
         question: &Question<'_>,
         setting: &Setting<'_>,
         timed: &[Local],
-        (memory, stretches): (&[Arc<[StageMemory]>], &[Vec<Stretches>]),
+        (memory, stretches): (&[BySet], &[Vec<Stretches>]),
         sets: &[Recompute],
     ) -> Self {
         let runtime = question.runtime;
@@ -387,7 +386,7 @@ impl Shape {
         let each = lowered.iter().zip(held).zip(timed).enumerate();
         let mut kinds: Vec<Kind> = each
             .map(|(place, ((lowered, (memory, stretches)), local))| {
-                let held = (Arc::clone(memory), stretches.clone());
+                let held = (memory.clone(), stretches.clone());
                 question.kind(place, lowered, *local, held)
             })
             .collect();
@@ -435,10 +434,8 @@ impl Shape {
         let kinds = shape.kinds.iter_mut().chain(ends);
         for ((kind, piece), held) in kinds.zip(question.pieces()).zip(&held) {
             let setting = question.setting(layout, self.wires(), held, &self.groups);
-            kind.memory = question
-                .runtime
-                .divided_memory(&setting, piece, sets)
-                .into();
+            let runtime = question.runtime;
+            kind.memory = BySet::new(&runtime.divided_memory(&setting, piece, sets));
             kind.ways = question.ways_of(&kind.memory, &kind.backward_s);
         }
         shape
@@ -792,7 +789,7 @@ impl<'a> Question<'a> {
     }
 
     /// The recompute sets of a layer that no other beats, where each layer may take one by itself.
-    fn ways_of(&self, memory: &[StageMemory], backward_s: &[f64]) -> Vec<LayersWay> {
+    fn ways_of(&self, memory: &BySet, backward_s: &[f64]) -> Vec<LayersWay> {
         if !self.by_layer {
             return Vec::new();
         }
@@ -807,7 +804,7 @@ impl<'a> Question<'a> {
         place: usize,
         lowered: &Lowered,
         local: Local,
-        (memory, stretches): (Arc<[StageMemory]>, Vec<Stretches>),
+        (memory, stretches): (BySet, Vec<Stretches>),
     ) -> Kind {
         let breakdown = LayerBreakdown::new(lowered, self.costs, &self.stack);
         let seconds = |breakdown: &crate::price::Breakdown| {

@@ -60,7 +60,7 @@ struct Script {
 }
 
 /// Bytes that variables of a script may stand for in all: one that holds itself twice, line after line, has no end.
-const MOST_BYTES: usize = 16 << 20;
+const MOST_BYTES: usize = 4 << 20;
 
 /// Defaults that may stand in one another.
 const MOST_DEPTH: usize = 64;

@@ -101,14 +101,6 @@ impl Settings {
             None => self.env.push((name.to_owned(), value.to_owned())),
         }
     }
-
-    /// The same as a command line has them, which cannot say that a switch is off.
-    #[must_use]
-    pub fn on_a_command_line(&self) -> Self {
-        let mut own = self.clone();
-        own.flags.retain(|setting| setting.value != Value::Off);
-        own
-    }
 }
 
 /// Why a file holds no settings.

@@ -18,7 +18,7 @@ use crate::layout::Places;
 ///
 /// Where backward passes are divided ([`StageTimes::weight`]), the last of a rank that stages before it wait for is
 /// the gradient of an input: gradients of weights may come after it, but those of that microbatch on the first
-/// rank. Where passes are combined, all that can be hidden of exchanges is.
+/// rank. Where passes are combined, all that can be hidden of exchanges is, and a divided pass is as short as can be.
 pub fn lower_bound(places: Places, microbatches: u32, times: &StageTimes) -> Span {
     times.check(places.pp(), places.stages());
     let (pp, stages) = (places.pp() as usize, places.stages() as usize);
@@ -31,8 +31,8 @@ pub fn lower_bound(places: Places, microbatches: u32, times: &StageTimes) -> Spa
     let forward = |s: usize| times.forward[s].min(times.first_forward[s]);
     // What stages before wait for of a backward pass.
     let backward = |s: usize| {
-        let whole = times.backward[s].min(times.last_backward[s]);
-        whole - times.weight(s) - times.alone(s).min(whole)
+        let waited = times.backward[s].min(times.last_backward[s]) - times.weight(s);
+        waited - times.alone(s).min(waited)
     };
     let reduce = |rank: usize| of_rank(rank).map(|s| times.reduce[s]).sum::<Span>();
     let rest = u64::from(microbatches) - 1;

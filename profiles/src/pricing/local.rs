@@ -4,6 +4,10 @@
 //! price of the whole family (see [`super::surface`]), and a measured shape gets its own exactly.
 //! Collectives of one kind and group get a curve over bytes; other groups of the kind borrow the ratio
 //! of the nearest one.
+//!
+//! Sizes that data decides are many, and of most there are few timings. Where more rows or bytes took less time, both
+//! have the mean of all their timings ([`never_falling`]): no single one that something held up speaks for
+//! what is larger.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +18,7 @@ use crate::cost::{Cost, Source};
 use crate::directory::{Key, Profile, Sample, Taken};
 use crate::dtype::Dtype;
 use crate::op::{Op, OpKind, Pass};
-use crate::statistics::median;
+use crate::statistics::{median, never_falling};
 use crate::units::{Bytes, Seconds};
 
 /// What holds of every key.
@@ -26,6 +30,9 @@ const DTYPES: usize = Dtype::ALL.len();
 
 /// A kind, ranks and ranks a domain.
 type Group = (CollectiveKind, [u32; 2]);
+
+/// Of a family, by the bits of its second and third size: first size, seconds, and of how many timings.
+type Lines = BTreeMap<[u64; 2], Vec<[f64; 3]>>;
 
 /// What was measured here, by family.
 #[derive(Debug, Clone)]
@@ -70,7 +77,8 @@ impl Local {
         }
         let (mut ops, mut messages) = (BTreeMap::new(), BTreeMap::new());
         for (key, seconds) in timings {
-            let time = typical(seconds, nearest[&key]);
+            let weight = seconds.len() as f64;
+            let time = [typical(seconds, nearest[&key]), weight];
             match key {
                 Key::Op(key) => drop(ops.insert(key, time)),
                 Key::Collective(key) => drop(messages.insert(key, time)),
@@ -94,22 +102,30 @@ impl Local {
         local
     }
 
-    fn add_ops(&mut self, ops: BTreeMap<Op, f64>, shipped: &dyn Fn(&Op) -> f64) {
-        let mut families: BTreeMap<usize, Vec<(Op, Point)>> = BTreeMap::new();
-        for (key, seconds) in ops {
-            let (at, times) = sizes(&key);
-            let time = seconds / times;
-            families
-                .entry(family(&key))
-                .or_default()
-                .push((key, Point { at, time }));
+    /// Seconds of ops, and of how many timings.
+    fn add_ops(&mut self, ops: BTreeMap<Op, [f64; 2]>, shipped: &dyn Fn(&Op) -> f64) {
+        let mut families: BTreeMap<usize, (Op, Lines)> = BTreeMap::new();
+        for (key, [seconds, weight]) in ops {
+            let ([first, second, third], times) = sizes(&key);
+            let family = families.entry(family(&key));
+            let (_, lines) = family.or_insert_with(|| (key, Lines::new()));
+            let line = lines.entry([second, third].map(f64::to_bits)).or_default();
+            line.push([first, seconds / times, weight]);
         }
         if !families.is_empty() {
             self.families = vec![None; OpKind::ALL.len() * PASSES * DTYPES * 2];
         }
-        for (index, samples) in families {
-            let template = samples[0].0;
-            let points: Vec<Point> = samples.iter().map(|(_, point)| *point).collect();
+        for (index, (template, lines)) in families {
+            let points: Vec<Point> = (lines.into_iter())
+                .flat_map(|(others, line)| {
+                    let [second, third] = others.map(f64::from_bits);
+                    let fitted = never_falling(line).into_iter();
+                    fitted.map(move |[first, time]| Point {
+                        at: [first, second, third],
+                        time,
+                    })
+                })
+                .collect();
             let (_, times) = sizes(&template);
             let base = |at: [f64; 3]| shipped(&resized(&template, at)) / times;
             self.families[index] = Some(self.surfaces.len() as u16);
@@ -120,16 +136,18 @@ impl Local {
 
     fn add_collectives(
         &mut self,
-        messages: BTreeMap<Collective, f64>,
+        messages: BTreeMap<Collective, [f64; 2]>,
         shipped: &dyn Fn(&Collective) -> f64,
     ) {
-        let mut curves: BTreeMap<Group, Vec<(f64, f64)>> = BTreeMap::new();
-        for (key, time) in messages {
+        let mut curves: BTreeMap<Group, Vec<[f64; 3]>> = BTreeMap::new();
+        for (key, [time, weight]) in messages {
             let group = [key.ranks, key.ranks_per_domain];
             let points = curves.entry((key.kind, group)).or_default();
-            points.push((key.bytes.0.max(1) as f64, time));
+            points.push([key.bytes.0.max(1) as f64, time, weight]);
         }
-        for ((kind, group), mut points) in curves {
+        for ((kind, group), points) in curves {
+            let fitted = never_falling(points).into_iter();
+            let mut points: Vec<(f64, f64)> = fitted.map(|[bytes, time]| (bytes, time)).collect();
             // One size says nothing of the others: the shipped price gives the shape.
             if let [(bytes, time)] = points[..] {
                 let at = |bytes: f64| {

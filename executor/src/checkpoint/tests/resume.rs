@@ -202,6 +202,21 @@ fn oracle_another_pipeline_takes_a_run_up() {
     }
 }
 
+/// A run whose stages take turns goes on to the bit, with combined passes and without.
+#[test]
+fn oracle_stages_that_take_turns_go_on_to_the_bit() {
+    let mut of = [ScheduleName::DualpipeVCombined, ScheduleName::DualpipeV].map(|schedule| {
+        let bench = Bench::new("mixtral", 8).with_layers(4).piped([2, 2]);
+        bench.under(schedule)
+    });
+    for bench in &mut of {
+        bench.options.steps = 4;
+    }
+    let [combined, apart] = &of;
+    check_stop(combined, [4, 1, 2, 1, 1]);
+    check_taken_up(combined, apart, [4, 1, 2, 1, 1]);
+}
+
 /// Files hold f32; what was rounded to bf16 before it was written is as it was when it is read.
 #[test]
 fn oracle_a_resumed_run_with_narrow_moments_equals_the_uninterrupted_one_to_the_bit() {

@@ -188,8 +188,10 @@ impl Exchange {
             return Ok(());
         }
         let mut pending = Vec::with_capacity(self.etp_rows.len());
-        for peer in 0..self.etp_rows.len() {
-            let block = shared.rows(self.etp_block(peer));
+        let mut first = 0;
+        for (peer, rows) in self.etp_rows.iter().enumerate() {
+            let block = shared.rows(first..first + rows);
+            first += rows;
             let start = || cx.etp.start_broadcast(&block, peer);
             pending.push(cx.comm(Category::TpComm, "broadcast", start)?);
         }

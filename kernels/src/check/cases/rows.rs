@@ -81,7 +81,6 @@ fn head(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
         dtype,
     };
     vec![
-        keyed("cross_entropy::sum_exp_and_target", cross(Pass::Forward)),
         keyed("cross_entropy::finish", cross(Pass::Backward)),
         moving(
             bytes(dtype, t * vocab),

@@ -64,6 +64,7 @@ fn options(words: &str) -> SearchOptions {
             "num_distributed_optimizer_instances" => {
                 options.instances = word.parse().expect("a number");
             }
+            "grad_dtype" => options.grad_dtype = named(&Dtype::ALL, Dtype::name, word),
             "masters" => options.masters = named(&Masters::ALL, Masters::name, word),
             "primary_weights" => {
                 options.primary_weights = named(&PrimaryWeights::ALL, PrimaryWeights::name, word);
@@ -119,6 +120,11 @@ fn schedules_are_of_their_degrees_and_stacks() {
         ("pp=1,ep=8", "combined overlap expert-alltoall", true),
         ("pp=8,ep=8", "combined overlap expert-alltoall", true),
         ("pp=8,vpp=7,ep=8", "combined overlap expert-alltoall", true),
+        (
+            "pp=4,vpp=2,ep=8",
+            "dualpipe-v-combined overlap expert-alltoall,delay-wgrad",
+            true,
+        ),
     ];
     for (degrees, schedule, goes) in pairs {
         let words = format!("stack moefold schedule {schedule}");
@@ -478,6 +484,18 @@ fn nothing_remains_of_masters_beside_weights_of_f32() {
 }
 
 #[test]
+fn gradients_are_narrow_where_a_stack_accumulates_them_so() {
+    check(
+        "",
+        "stack moefold grad_dtype bf16",
+        "stack_gradients",
+        &["`grad_dtype` fp32", "`stack` megatron"],
+    );
+    let said = broken("mixtral-8x7b", "", "stack megatron grad_dtype bf16");
+    assert!(said.is_empty(), "{said:?}");
+}
+
+#[test]
 fn each_rule_of_offloading_has_its_message() {
     check(
         "",
@@ -578,13 +596,22 @@ fn each_rule_of_combined_passes_has_its_message() {
         "ep=8",
         "schedule combined",
         "combined_without_overlap",
-        &["nearest: expert-alltoall in `overlap`"],
+        &["nearest: expert-alltoall in `overlap`", "auto"],
+    );
+    check(
+        "pp=4,vpp=2,ep=8",
+        "stack moefold schedule dualpipe-v-combined",
+        "combined_without_overlap",
+        &["nearest: expert-alltoall in `overlap`, or `schedule` dualpipe-v"],
     );
     for (words, expected) in [
         ("dispatcher allgather", "nearest: `dispatcher` alltoall"),
         ("recompute full", "nearest: `recompute` of other modules"),
         ("recompute moe", "nearest: `recompute` of other modules"),
-        ("schedule none", "nearest: `schedule` combined, or auto"),
+        (
+            "schedule none",
+            "nearest: `schedule` combined, dualpipe-v-combined, or auto",
+        ),
         ("zero fsdp", "nearest: `zero` 1"),
         ("offload moe_act", "nearest: `offload` none"),
     ] {

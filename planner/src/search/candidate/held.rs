@@ -236,8 +236,10 @@ impl StageSplit {
                 let messages = received(at.chunk) + returned(backward);
                 messages + highest(&stretches[at.chunk][0], &stretches[backward][1])
             }
-            Running::Backward => returned(at.chunk) + highest(&[], &stretches[at.chunk][1]),
-            Running::Forward | Running::Weight => own[at.chunk].running(at.running),
+            Running::Backward if !case.schedule.divides_backward() => {
+                returned(at.chunk) + highest(&[], &stretches[at.chunk][1])
+            }
+            one => own[at.chunk].running(one),
         }
     }
 
@@ -452,7 +454,8 @@ impl StageSplit {
                 let chunk = layout.places().chunk_of(stage as u32) as usize;
                 let live: Vec<u32> = occupancies.iter().map(|m| m.live[chunk]).collect();
                 for (kind, &layers) in shape.kinds.iter().zip(&self.counts[stage]) {
-                    let kept = kind.memory.iter().map(|memory| memory.passes.kept.gib());
+                    let each = kind.memory.distinct().iter();
+                    let kept = each.map(|memory| memory.passes.kept.gib());
                     let kept = f64::from(layers) * kept.fold(f64::INFINITY, f64::min);
                     for (least, at) in least.iter_mut().zip(occupancies) {
                         *least += kept * f64::from(at.kept[chunk]);

@@ -43,16 +43,24 @@ fn few_layers(layers: usize, memory_gib: f64) -> Space {
 
 /// V schedules, each named: no search tries them where nothing is said.
 fn vees() -> Vec<Space> {
-    [ScheduleName::ZbV, ScheduleName::VHalf, ScheduleName::VMin]
-        .map(|schedule| {
-            let mut space = few_layers(6, 30.0);
-            space.options.stack = StackName::Moefold;
-            space.options.precision = Precision::Bf16;
-            space.options.schedule = Some(schedule);
-            space.options.pins = "vpp=2,cp=1".parse().expect("degrees");
-            space
-        })
-        .into()
+    let all = [
+        ScheduleName::ZbV,
+        ScheduleName::VHalf,
+        ScheduleName::VMin,
+        ScheduleName::DualpipeVCombined,
+    ];
+    let space = |schedule: ScheduleName| {
+        let mut space = few_layers(6, 30.0);
+        space.options.stack = StackName::Moefold;
+        space.options.precision = Precision::Bf16;
+        space.options.schedule = Some(schedule);
+        space.options.overlap = schedule
+            .combines()
+            .then(|| "expert-alltoall,delay-wgrad".parse().expect("kinds"));
+        space.options.pins = "vpp=2,cp=1".parse().expect("degrees");
+        space
+    };
+    all.map(space).into()
 }
 
 /// Context parallelism in levels.

@@ -215,6 +215,37 @@ fn golden_training_speaks_first_and_by_its_mean() {
     check_within("the mean", time(&[cold, trained]), 4.0, 1e-9);
 }
 
+/// A rare slow timing of a size that data decides says nothing of larger ones, of which there are more: both have their
+/// mean.
+#[test]
+fn golden_of_sizes_that_take_less_than_smaller_ones_the_mean_counts() {
+    let bytes = |bytes| collective(CollectiveKind::AllToAll, bytes, 4, 4);
+    let rows = |rows| Op::Permute {
+        rows,
+        dim: 64,
+        pass: Pass::Forward,
+        dtype: Dtype::F32,
+    };
+    let timed = |key, seconds: f64, times| Sample::of(key, Taken::Training, vec![seconds; times]);
+    let sizes = [(100, 12.0, 1), (1000, 6.0, 5), (4000, 8.0, 1)];
+    let samples = sizes.iter().flat_map(|&(size, seconds, times)| {
+        [Key::Collective(bytes(size)), Key::Op(rows(size))]
+            .map(|key| timed(key, 1e-3 * seconds, times))
+    });
+    let profile = Profile {
+        cores: 2,
+        concurrent_ranks: 4,
+        ..Profile::of("cpu", samples.collect())
+    };
+    let costs = Costs::for_cluster(&local(4), &[profile]);
+    for (size, expected) in [(100, 7e-3), (1000, 7e-3), (4000, 8e-3)] {
+        let exchanged = costs.collective(&bytes(size));
+        check_within("an exchange", exchanged.time.0, expected, 1e-6);
+        assert_eq!(exchanged.source, Source::Measured);
+        check_within("an op", costs.op(&rows(size)).time.0, expected, 1e-6);
+    }
+}
+
 fn shipped_turns() -> f64 {
     Costs::for_cluster(&local(4), &[]).turns()
 }
