@@ -134,6 +134,8 @@ fn rank_occupancies(actions: &[Action], places: Places) -> Vec<Occupancy> {
 pub struct StateBytes {
     /// The model weight, on every replica.
     pub weight: f64,
+    /// The same of the matrices of a vocabulary, which no recipe quantizes.
+    pub unquantized: f64,
     /// The main gradient, on every replica.
     pub gradient: f64,
     /// Master weight and moments, divided over the replicas (ZeRO-1).

@@ -99,7 +99,7 @@ pub fn layer(model: &Model, layer: &Layer, local: &Local) -> Shard {
 /// The embedding on one rank.
 pub fn embedding(model: &Model, local: &Local) -> Shard {
     Shard {
-        split: vocab(model, local) * model.hidden,
+        split: vocab(model, local.tp) * model.hidden,
         ..Shard::default()
     }
 }
@@ -108,7 +108,7 @@ pub fn embedding(model: &Model, local: &Local) -> Shard {
 /// one rank holds both ends, the caller takes one matrix off.
 pub fn head(model: &Model, local: &Local) -> Shard {
     Shard {
-        split: vocab(model, local) * (model.hidden + u64::from(model.head_bias)),
+        split: vocab(model, local.tp) * (model.hidden + u64::from(model.head_bias)),
         replicated: count::params(model).last_norm,
         ..Shard::default()
     }
@@ -128,10 +128,10 @@ pub fn mtp(model: &Model, local: &Local) -> Vec<Shard> {
         .collect()
 }
 
-/// Vocabulary entries on one rank. Megatron pads the vocabulary to a multiple of `128 * tp` by
+/// Vocabulary entries on one of `tp` ranks. Megatron pads the vocabulary to a multiple of `128 * tp` by
 /// default; here it is padded to the least multiple of `tp`.
-pub fn vocab(model: &Model, local: &Local) -> u64 {
-    model.vocab_size.div_ceil(local.tp)
+pub fn vocab(model: &Model, tp: u64) -> u64 {
+    model.vocab_size.div_ceil(tp)
 }
 
 #[cfg(test)]

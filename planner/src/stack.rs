@@ -61,7 +61,7 @@ pub struct Megatron {
     pub transposes: bool,
     /// Whether tensor-parallel collectives run beside the products that they feed and follow.
     pub tp_beside: bool,
-    /// Workspaces of matrix libraries that the framework's allocator holds.
+    /// A workspace of a matrix library that the framework's allocator holds.
     pub workspace: Bytes,
     /// Memory the allocator reserves beyond what is allocated, as a share of that.
     pub fragmentation: f64,
@@ -248,10 +248,13 @@ impl Stack {
         }
     }
 
-    /// Workspaces that its allocator holds throughout.
-    pub fn workspace(&self) -> Bytes {
+    /// Workspaces that its allocator holds throughout. Transformer Engine has one more for each of the four streams that
+    /// products of experts take turns on (`get_multi_stream_cublas_workspace` in
+    /// `transformer_engine/pytorch/module/base.py`, `nvte_get_num_compute_streams` in
+    /// `transformer_engine/common/util/multi_stream.cpp`).
+    pub fn workspace(&self, has_experts: bool) -> Bytes {
         match self {
-            Self::Megatron(stack) => stack.workspace,
+            Self::Megatron(stack) => stack.workspace * if has_experts { 6_u64 } else { 2 },
             Self::Moefold(_) => Bytes::ZERO,
         }
     }
@@ -276,8 +279,8 @@ impl Stack {
     /// arXiv 2603.07685, section 4.1). FP8 recipes without FP8 primary weights keep a quantized copy
     /// of the weights besides: one byte, and one more for the copy along columns where there is one (NVFP4: half); with
     /// them, those copies are the weights. MXFP8 has one byte of scale for 32 values.
-    /// Remainders of masters take two bytes (Transformer Engine, `FusedAdam`). Embedding, head and norms are never
-    /// quantized, and counted as though they were.
+    /// Remainders of masters take two bytes (Transformer Engine, `FusedAdam`). Embedding and head are never quantized, and
+    /// neither are norms and routers, which are counted as though they were.
     pub fn state(
         &self,
         precision: Precision,
@@ -289,6 +292,7 @@ impl Stack {
             // Weights are their own master copies.
             return StateBytes {
                 weight: 4.0,
+                unquantized: 4.0,
                 gradient: 4.0,
                 sharded: moments,
             };
@@ -309,6 +313,7 @@ impl Stack {
         };
         StateBytes {
             weight: wide + quantized,
+            unquantized: 2.0,
             gradient: grads.bits() as f64 / 8.0,
             sharded: masters.dtype().bits() as f64 / 8.0 + moments,
         }
@@ -418,7 +423,7 @@ impl Megatron {
             transposes: true,
             tp_beside: false,
             // cuBLAS through PyTorch, and through Transformer Engine: 32 MiB each.
-            workspace: Bytes(64 * MIB),
+            workspace: Bytes(32 * MIB),
             // Mean of reserved over allocated in SimuMax's ten B200 layouts (2.8 to 9.3 %;
             // github.com/MooreThreads/SimuMax@4dcaae5, b200_release_v1.2_summary.json).
             fragmentation: 0.05,

@@ -252,11 +252,8 @@ impl Costs {
         self.local.waiting(collective, self.loads_are_known)
     }
 
-    /// The price of an exchange in which each of `ranks` ranks sends `local` bytes to the other ranks of
-    /// its NVLink domain, which holds `ranks_per_domain` of them, and `remote` bytes over its NIC: a
-    /// token dispatch that sends one copy a destination (DeepEP, HybridEP), its duplicates already
-    /// removed by the caller. `copied` bytes of the device's memory are read and written besides, between the kernel's
-    /// buffers and tensors. A plain all-to-all is a [`Collective`].
+    /// The price of an [`Exchange`]: the slower of what goes over NVLink at the rate of its kernel and what goes over
+    /// NICs, after a latency, and its copies at the rate of gathers. A plain all-to-all is a [`Collective`].
     pub fn exchange(&self, exchange: &Exchange) -> Cost {
         let &Exchange {
             kernel,

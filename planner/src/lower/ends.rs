@@ -42,7 +42,7 @@ fn lower_head(work: &mut Writer<'_>) {
     work.at(Category::Dense, Part::Ends);
     work.norm(local.tokens_local, model.hidden);
     work.enter_tp(model.hidden);
-    let vocab = shard::vocab(model, &local);
+    let vocab = shard::vocab(model, local.tp);
     // The head stays in the wide type under every recipe.
     let dtype = work.wide;
     work.linear_in(local.tokens, vocab, model.hidden, dtype);

@@ -285,11 +285,11 @@ impl StageSplit {
             let end = &self.ends[rank];
             // A stage's gradients are whole in its last backward, under which they are reduced, and where that is
             // divided only after it; weights are gathered from the start, under what precedes their first use.
-            let last_backward: f64 = own.clone().map(|stage| backward_s[stage]).sum();
             let first_forward: f64 = own.clone().map(|stage| forward_s[stage]).sum();
             let (reduce_s, gather_s): (f64, f64) =
                 (end.reduce_s.iter().sum(), end.gather_s.iter().sum());
-            let reduce_s = reduce_s + end.across_s;
+            let across_s: f64 = end.across_s.iter().sum();
+            let reduce_s = reduce_s + across_s;
             let by_bucket = question.bucket_elements(layout).is_some();
             let overlap = stack.hides(question.overlap);
             let by_unit = by_bucket || question.shards_weights();
@@ -313,16 +313,22 @@ impl StageSplit {
                 self.times.last_backward[rank] += span(backward);
             }
             let reduce = match (overlap.grad_reduce, by_bucket) {
-                // What is reduced and gathered in every microbatch is not again at the end, but over instances, under
-                // the last backward pass (Megatron-FSDP, `outer_fsdp_group_grad_reduce`).
+                // What is reduced and gathered in every microbatch is not again at the end, but over instances, unit
+                // after unit of the last backward pass (Megatron-FSDP, `outer_fsdp_group_grad_reduce`).
                 (beside, _) if question.shards_weights() => {
-                    let hidden = if beside { last_backward } else { 0.0 };
-                    self.waits.reduce + (end.across_s - hidden).max(0.0)
+                    let shows_s = if beside {
+                        self.reduced_after([true; 2], rank, &passes_s, &end.across_s)
+                    } else {
+                        across_s
+                    };
+                    self.waits.reduce + shows_s
                 }
                 (false, _) => reduce_s,
                 _ if case.schedule.divides_backward() => reduce_s,
-                (true, false) => reduce_s - last_backward,
-                (true, true) => self.reduced_after(layout, rank, &passes_s),
+                (true, false) => self.reduced_behind(layout, rank, &backward_s),
+                (true, true) => {
+                    self.reduced_after(rank::several(layout), rank, &passes_s, &end.reduce_s)
+                }
             };
             self.times.reduce[rank] = Seconds(reduce).to_span();
             let gather = match (overlap.param_gather, by_bucket) {
@@ -333,7 +339,7 @@ impl StageSplit {
             };
             self.times.first_forward[rank] += Seconds(gather).to_span();
             // Ranks that meet nowhere before meet at the end.
-            let apart: f64 = own.clone().map(|stage| self.apart_s(shape, stage)).sum();
+            let apart: f64 = own.map(|stage| self.apart_s(shape, stage)).sum();
             let reduced = end.work.reduce.iter().chain(&end.work.across);
             let share = reduced.chain(&end.work.exposed).next();
             let share = share.map_or(0.0, |collective| question.costs.waiting(collective));
@@ -474,8 +480,24 @@ impl StageSplit {
                 .map(|&seconds| Seconds(seconds + self.waits.backward).to_span())
                 .collect();
             times.last_backward.clone_from(&times.backward);
+            if hides_reductions(case) {
+                let ranks = times.reduce.iter_mut().take(self.ends.len()).enumerate();
+                for (rank, reduce) in ranks {
+                    let reduced_s = self.reduced_behind(layout, rank, &backward);
+                    *reduce = Seconds(reduced_s).to_span();
+                }
+            }
         }
         times
+    }
+
+    /// Seconds that the reductions of a rank take longer than its last backward passes, of which those of all stages
+    /// are given.
+    fn reduced_behind(&self, layout: &Layout, rank: usize, backward_s: &[f64]) -> f64 {
+        let end = &self.ends[rank];
+        let reduce_s: f64 = end.reduce_s.iter().chain(&end.across_s).sum();
+        let last: f64 = own(layout, rank).map(|stage| backward_s[stage]).sum();
+        reduce_s - last
     }
 
     /// No schedule runs a step in less.
@@ -489,6 +511,15 @@ impl StageSplit {
     pub(crate) fn exposed_gather(&self, rank: usize) -> Span {
         self.times.first_forward[rank] - self.times.forward[rank]
     }
+}
+
+/// Whether gradients are reduced all at once under the last backward passes, which recomputation makes longer.
+fn hides_reductions(case: Case<'_>) -> bool {
+    let question = case.question;
+    question.stack.hides(question.overlap).grad_reduce
+        && !question.shards_weights()
+        && !case.schedule.divides_backward()
+        && question.bucket_elements(case.layout).is_none()
 }
 
 /// Kinds of layers in order, with how many follow one another.

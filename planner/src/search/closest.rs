@@ -7,7 +7,9 @@ use moefold_profiles::{Cluster, Dtype};
 
 use super::asked::Asked;
 use crate::answer::{Saver, Shortage};
-use crate::choice::{HostShare, Masters, Objective, Offload, Optimizer, Recompute, Zero};
+use crate::choice::{
+    HostShare, Masters, Objective, Offload, Optimizer, PrimaryWeights, Recompute, Zero,
+};
 use crate::layout::{MAX_GPUS, PartialDegrees};
 use crate::options::{LeastMemory, SearchOptions};
 use crate::plan::PlannedLayout;
@@ -118,6 +120,12 @@ pub(super) fn closest(
     let states: Change<'_> = ("`optimizer_offload_fraction` 1", &|options| {
         options.optimizer_offload = HostShare(1.0);
     });
+    let primary: Change<'_> = ("`primary_weights` fp8", &|options| {
+        options.primary_weights = PrimaryWeights::Fp8;
+    });
+    let instances: Change<'_> = ("`num_distributed_optimizer_instances` 1", &|options| {
+        options.instances = 1;
+    });
     let fsdp: Change<'_> = ("`zero` fsdp", &|options| options.zero = Zero::Fsdp);
     let masters: Change<'_> = ("`masters` remainder", &|options| {
         options.masters = Masters::Remainder;
@@ -131,12 +139,16 @@ pub(super) fn closest(
     let layout: Change<'_> = ("without `layout`", &|options| {
         options.pins = PartialDegrees::default();
     });
+    let quantizes = options.precision.compute().bits() < options.precision.activation().bits()
+        && options.primary_weights == PrimaryWeights::Wide;
     let changes: Vec<Change<'_>> = [
         (options.memory_headroom > 0.0, headroom),
         (options.recompute.is_some(), recompute),
         (options.offload == Some(Offload::NONE), offload),
         (options.optimizer_offload.0 < 1.0, states),
         (options.masters != Masters::Remainder, masters),
+        (quantizes, primary),
+        (options.instances > 1, instances),
         (options.zero != Zero::Fsdp, fsdp),
         (options.grad_dtype == Dtype::F32, grads),
         (options.optimizer == Optimizer::Adam, moments),

@@ -127,7 +127,15 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
     } else {
         memory::state(mean, bytes, shards)
     };
-    let held = held.total();
+    let vocabularies: u64 = question.vocabularies(layout).iter().sum();
+    let shards = if question.shards_weights() {
+        shards[0]
+    } else {
+        1
+    };
+    let ends = vocabularies as f64 / (pp * shards) as f64;
+    let wide = Bytes((ends * (bytes.weight - bytes.unquantized).max(0.0)).ceil() as u64);
+    let held = held.total().saturating_sub(wide);
     held + held.scale(stack.fragmentation()) + stack.common().context
 }
 

@@ -90,6 +90,9 @@ impl<'a> Room<'a> {
             .collect();
         kinds.sort_by(|a, b| b.1.total_cmp(&a.1));
         let mut ends = [&shape.embedding, &shape.head].map(|end| state(end.memory[0].shard));
+        for (end, wide) in ends.iter_mut().zip(question.vocabularies(layout)) {
+            *end += wide as f64 * (bytes.unquantized - bytes.weight);
+        }
         if question.model.tied_embeddings && !layout.places().parts_ends() {
             // One matrix.
             ends[0] = 0.0;

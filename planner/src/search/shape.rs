@@ -18,8 +18,7 @@ use super::cuts::Cuts;
 use super::recompute::{Sets, of_plan};
 use crate::bucket::Division;
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, Offload, Overlap, Recompute, RecomputePlan, ScheduleName,
-    StackName, Zero,
+    Capacity, CpComm, Dispatcher, Offload, Overlap, Recompute, RecomputePlan, ScheduleName, Zero,
 };
 use crate::layout::{Degrees, Illegal, Layout};
 use crate::local::Local;
@@ -28,6 +27,7 @@ use crate::options::{Loads, Routing, SearchOptions};
 use crate::price::LayerBreakdown;
 use crate::rules::{KeyWays, heads, undivided};
 use crate::runtime::{self, LayerGroups, Lowered, Piece, Runtime, Setting, Slot, Stretches, gcd};
+use crate::shard;
 use crate::stack::Stack;
 
 /// The inputs of a search that stay the same throughout.
@@ -649,11 +649,24 @@ impl<'a> Question<'a> {
         )
     }
 
-    /// Whether both ends of a pipeline have the embedding's matrix: a tied head, and in this project's executor
-    /// depths of multi-token prediction, which embed tokens where the head is.
+    /// Whether both ends of a pipeline have the embedding's matrix: a tied head, and depths of multi-token prediction,
+    /// which embed tokens where the head is (of Megatron-Core `GPTModel` in `megatron/core/models/gpt/gpt_model.py`, whose
+    /// stage with such depths has an embedding of its own, and `_allreduce_word_embedding_grads` of
+    /// `megatron/core/distributed/finalize_model_grads.py`).
     pub(crate) fn embeds_twice(&self) -> bool {
-        let embeds = self.stack.name() == StackName::Moefold && !self.model.mtp.is_empty();
-        self.model.tied_embeddings || embeds
+        self.model.tied_embeddings || !self.model.mtp.is_empty()
+    }
+
+    /// Elements of the matrices of a vocabulary that a rank with the first stage of a layout has, and one with the last:
+    /// no recipe quantizes them. One that both have on one rank counts with the last.
+    pub(crate) fn vocabularies(&self, layout: &Layout) -> [u64; 2] {
+        let one = shard::vocab(self.model, u64::from(layout.tp())) * self.model.hidden;
+        let (tied, parted) = (self.model.tied_embeddings, layout.places().parts_ends());
+        let again = parted && !tied && !self.model.mtp.is_empty();
+        [
+            one * u64::from(parted || !tied),
+            one * (1 + u64::from(again)),
+        ]
     }
 
     /// How many tokens an expert takes, where there are experts.

@@ -167,7 +167,10 @@ fn operators(work: &Work) -> f64 {
                 ..
             } => {
                 let groups = groups as f64;
-                // A library goes through groups: a product each, and one operand quantized.
+                // A library goes through groups: a product each, and one operand quantized, of inputs or of gradients
+                // (NVIDIA/TransformerEngine@0069563f, `_GroupedLinear` in `transformer_engine/pytorch/module/
+                // grouped_linear.py`: splits, casts and workspaces of weights go through groups in Python too, one call
+                // of `general_grouped_gemm` launches all products, one of `fused_multi_quantize` all quantized inputs).
                 let each = if narrow(dtype) { 2.0 } else { 1.0 };
                 of_pass(pass, [20.0, 12.0]) + each * groups
             }

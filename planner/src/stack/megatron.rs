@@ -13,7 +13,9 @@ use moefold_profiles::{Dtype, Precision};
 use crate::choice::{Module, Offload, OffloadModule, Recompute};
 use crate::local::Local;
 use crate::lower::{self, ends};
-use crate::model::{Ffn, Gqa, Layer, LinearMixer, Mixer, Mla, Mlp, Model, Moe, QkNorm, SharedKv};
+use crate::model::{
+    Ffn, Gqa, Layer, LinearKind, LinearMixer, Mixer, Mla, Mlp, Model, Moe, QkNorm, SharedKv,
+};
 use crate::runtime::{
     Again, Block, Level, Lowered, Part, Passes, Piece, Runtime, Setting, StageMemory, StepMemory,
     Task, Work, WorkingSets,
@@ -207,15 +209,28 @@ fn offloaded_with(tensor: &SavedTensor) -> Option<OffloadModule> {
 fn head_memory(setting: &Setting<'_>, recompute: &Recompute) -> StageMemory {
     let (model, local) = (setting.model, setting.local);
     let wide = setting.precision.activation();
-    let vocab = shard::vocab(model, local);
+    let vocab = shard::vocab(model, local.tp);
     // Transformer Engine's cross entropy turns wide logits into their gradient in place.
     let logits = Bytes(2 * local.tokens * vocab);
     // An unused weight gradient in bf16 keeps autograd's hooks firing
-    // (`megatron/core/tensor_parallel/layers.py`), beside the gathered input and its gradient.
-    let head = 2 * vocab * model.hidden + 4 * local.tokens * model.hidden;
+    // (`megatron/core/tensor_parallel/layers.py`), beside the gathered input and its gradient. Autograd keeps that of the
+    // main logits until it has added that of each depth, whose logits are backward after them.
+    let unused = 2 * vocab * model.hidden;
+    let unused = if model.mtp.is_empty() {
+        unused
+    } else {
+        unused.max((2 * unused).saturating_sub(logits.0))
+    };
+    let head = unused + 4 * local.tokens * model.hidden;
     let width = local.tokens_local * model.hidden;
+    let mut shard = shard::head(model, local);
+    // Depths embed tokens: where the embedding is on another rank, with a copy of it.
+    let embeds = !model.mtp.is_empty() && !model.tied_embeddings;
+    if embeds && setting.layout.places().parts_ends() {
+        shard += shard::embedding(model, local);
+    }
     let mut memory = StageMemory {
-        shard: shard::head(model, local),
+        shard,
         // Input and output of the final norm.
         passes: Passes::keeping(wide.bytes(2 * width)),
         sets: WorkingSets {
@@ -450,10 +465,17 @@ fn keep_shared_kv(list: &mut List<'_>, shared: &SharedKv, local: &Local) {
     lse(list, shared.heads, local);
 }
 
-/// A linear mixer: what it projected, its convolved copy, and its output before the projection.
+/// A linear mixer: what it projected, its convolved copy, and its output before the projection. The fused scan of Mamba-2
+/// convolves again in the backward pass, and keeps what it scanned before its gate besides
+/// (`MambaSplitConv1dScanCombinedFn` of mamba_ssm, `ops/triton/ssd_combined.py`, which `MambaMixer._ssm_training` in
+/// `megatron/core/ssm/mamba_mixer.py` calls; its norm follows by itself).
 fn keep_linear(list: &mut List<'_>, linear: &LinearMixer, local: &Local) {
     list.wide("projected", local.tokens * linear.in_proj / local.tp);
-    list.wide("convolved", local.tokens * linear.in_proj / local.tp);
+    if linear.kind == LinearKind::Mamba2 {
+        list.wide("scanned", local.tokens * linear.out_proj / local.tp);
+    } else {
+        list.wide("convolved", local.tokens * linear.in_proj / local.tp);
+    }
     list.wide("mixed", local.tokens * linear.out_proj / local.tp);
     list.linear_input("output", local.tokens * linear.out_proj / local.tp);
 }
@@ -571,10 +593,13 @@ mod tests {
     use moefold_profiles::{HostTimes, TensorClass};
 
     use super::*;
-    use crate::choice::StackName;
-    use crate::choice::{Masters, Optimizer, PrimaryWeights};
+    use crate::choice::{
+        CpComm, Dispatcher, Graphs, Masters, Optimizer, PrimaryWeights, StackName,
+    };
+    use crate::layout::{Batch, Layout, PartialDegrees};
     use crate::memory;
     use crate::model::presets;
+    use crate::runtime::LayerGroups;
     use crate::shard::{self, Shard};
     use crate::stack::Stack;
 
@@ -674,6 +699,59 @@ mod tests {
             "{}",
             state[TensorClass::Optimizer]
         );
+    }
+
+    /// Nemotron 3 Nano projects 2688 to 10304 = 2 x 4096 + 2 x 8 x 128 + 64 and back from 4096: a scan keeps what was
+    /// projected, what it scanned, its output and that normed, 2 bytes each, beside the layer's input and its norm.
+    #[test]
+    fn golden_what_a_mamba_layer_keeps() {
+        let model = presets::load("nvidia-nemotron-3-nano-30b-a3b-bf16").expect("a preset");
+        let is_mamba = |layer: &&Layer| matches!(&layer.mixer, Some(Mixer::Linear(_)));
+        let layer = model.layers.iter().find(is_mamba).expect("a mixer");
+        let tensors = saved(&model, layer, &local(), Precision::Bf16, &Recompute::None);
+        let of_mixer = tensors.iter().filter(|saved| saved.module == "attention");
+        let bytes: Bytes = of_mixer.map(SavedTensor::bytes).sum();
+        assert_eq!(bytes.0, 4096 * 2 * (2 * 2688 + 10304 + 3 * 4096));
+    }
+
+    /// DeepSeek-V3's depth embeds tokens where the head is: with a matrix of its own in a pipeline. Two logits of
+    /// 129280 x 7168 are backward one after the other, 2 bytes each, and the unused gradient of the first waits for that
+    /// of the second, when the first logits are gone.
+    #[test]
+    fn golden_a_depth_has_an_embedding_and_a_gradient_that_waits() {
+        let model = presets::load("deepseek-v3").expect("a preset");
+        let cluster = moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
+        let batch = Batch {
+            seq_len: 4096,
+            global_batch: 64,
+        };
+        let matrix = 129_280 * 7168;
+        for (pins, matrices) in [("tp=1,pp=1,ep=64", 1), ("tp=1,pp=2,ep=32", 2)] {
+            let degrees: PartialDegrees = format!("{pins},mbs=1").parse().expect("degrees");
+            let layout = Layout::new(&degrees.or_one(64), &model, &batch).expect("legal");
+            let setting = Setting {
+                model: &model,
+                layout: &layout,
+                local: &Local::new(&layout, &model, &batch, 1.0),
+                groups: &LayerGroups::new(&layout, &cluster),
+                precision: Precision::Bf16,
+                dispatcher: Dispatcher::Alltoall,
+                cp_comm: CpComm::default(),
+                capacity: None,
+                shared_beside: false,
+                sharded: false,
+                offload: Offload::NONE,
+                graphs: Graphs::NONE,
+                fp8_attention: false,
+            };
+            let head = Declared.memory(&setting, Piece::Head, &[Recompute::Full]);
+            let depths = shard::mtp(&model, setting.local)[0].split;
+            assert_eq!(head[0].shard.split - depths, matrices * matrix, "{pins}");
+            let (logits, unused) = (2 * 4096 * 129_280, 2 * matrix);
+            assert_eq!(head[0].sets.logits.0, 2 * logits);
+            let beside = head[0].sets.head.0 - 4 * 4096 * 7168;
+            assert_eq!(beside, 2 * unused - logits);
+        }
     }
 
     /// Megatron-LM, `docs/user-guide/features/dist_optimizer.md`: 6 + 12 / d; with moments of bf16 and remainders

@@ -42,6 +42,17 @@ fn backward_rate(arch: &str) -> f64 {
 /// an A100 (156 and 173 at 4096), which the prefill kernels of the others bear out (0.6 to 0.8).
 const NARROW_RATE: f64 = 0.85;
 
+/// Time of a head of some width over that of as many units of width 128, beyond 256: cuDNN's heads of 512 reach 168
+/// TFLOP/s on a B300 in a window of 128 at 4096 positions, and 161 to 166 at longer ones, where 284 is the price by width
+/// (NVIDIA/cudnn-frontend@63447f2f, `benchmark/sdpa_benchmark_training/results/deepseek_v4`). It has no backward kernel for
+/// them, and those that train are taken to lose as much. Widths between lose the same share at each doubling.
+fn wide_time(width: f64) -> f64 {
+    (WIDE_TIME).powf((width / 256.0).log2().clamp(0.0, 1.0))
+}
+
+/// See [`wide_time`].
+const WIDE_TIME: f64 = 1.69;
+
 /// Rate of fp8 attention over that of bf16 by architecture and width of a head, forward and backward: cuDNN's causal
 /// rates at 4096 positions, means of one scale a tensor and MXFP8 (NVIDIA/cudnn-frontend@60e572b7,
 /// `benchmark/sdpa_benchmark_training/results`, `llama3.1` and `dsv3` of GB200 and GB300, cuDNN 9.22; `gpt_oss` and the
@@ -138,11 +149,11 @@ impl Attention {
             (self.fill[1], self.backward_rate / 2.5)
         };
         // Per row and key pair: work grows with the width, at a rate between those of 64 and 128. Narrower
-        // heads lose rate as they lose work, wider ones keep it.
+        // heads lose rate as they lose work, wider ones keep it up to 256.
         let narrow = curves[0].at(keys) * 64.0;
         let wide = (curves[1].at(keys) * 128.0).max(narrow);
         let each = if width >= 128.0 {
-            wide * width / 128.0
+            wide * width / 128.0 * wide_time(width)
         } else if width >= 64.0 {
             narrow * (wide / narrow).powf((width / 64.0).log2())
         } else {

@@ -175,7 +175,8 @@ impl Matrix {
         };
         let at = [m, n, k].map(|size| size.max(1) as f64);
         let (time, source) = self.dense(at, dtype);
-        let least = self.least(2.0 * at[0] * at[1] * at[2], dtype, held);
+        let [rows, columns] = [at[0], at[1]].map(|size| self.roofline.in_tiles(size));
+        let least = self.least(2.0 * rows * columns * at[2], dtype, held);
         let (time, source) = if time < least {
             (least, source.max(Source::Interpolated))
         } else {
@@ -264,7 +265,13 @@ impl Matrix {
             Pass::Wgrad => width * rows * (n + k) + 8.0 * weights,
             _ => width * (rows * k + weights) + width.max(2.0) * rows * n,
         };
-        let least = self.least(2.0 * rows * n * k, dtype, held);
+        // Rows are columns of no output where they are summed over.
+        let [n, k] = match pass {
+            Pass::Wgrad => [n, k].map(|size| self.roofline.in_tiles(size)),
+            Pass::Dgrad => [n, self.roofline.in_tiles(k)],
+            Pass::Forward | Pass::Backward => [self.roofline.in_tiles(n), k],
+        };
+        let least = self.least(2.0 * padded * n * k, dtype, held);
         let time = compute.hypot(self.roofline.stream(bytes)).max(least);
         (time, source)
     }

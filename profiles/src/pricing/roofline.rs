@@ -26,6 +26,11 @@ const SOFTMAX_EFFICIENCY: f64 = 0.4;
 /// Least time of a matrix kernel: about that of the smallest products of the shipped tables.
 const MATRIX_LATENCY_S: f64 = 2e-6;
 
+/// Rows and columns of an output that a multiprocessor computes at once: the smallest that large products have, of which
+/// what lies outside the output takes as long as the rest (NVIDIA, "Matrix Multiplication Background User's Guide", tile
+/// quantization).
+const TILE: f64 = 128.0;
+
 /// Share of the bf16 peak that a chunked recurrent mixer reaches. An assumption.
 const RECURRENT_EFFICIENCY: f64 = 0.25;
 
@@ -133,6 +138,15 @@ impl Roofline {
     /// The least seconds of a product of `flops` among others like it, whatever one by itself takes.
     pub(super) fn sustained(&self, flops: f64, dtype: Dtype) -> f64 {
         flops / (self.peak(dtype) * self.sustained)
+    }
+
+    /// Rows or columns of an output, with those that its last tile computes besides.
+    pub(super) fn in_tiles(&self, size: f64) -> f64 {
+        if self.cpu {
+            size
+        } else {
+            (size / TILE).ceil() * TILE
+        }
     }
 
     /// Multiprocessors.

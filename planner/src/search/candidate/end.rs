@@ -104,12 +104,17 @@ impl StageSplit {
         passes
     }
 
-    /// Seconds from the end of a rank's last backward pass until its gradients are reduced, bucket after bucket,
-    /// each once those of all of its units are whole.
-    pub(super) fn reduced_after(&self, layout: &Layout, rank: usize, passes_s: &[[f64; 2]]) -> f64 {
+    /// Seconds from the end of a rank's last backward pass until its gradients are reduced, bucket after bucket of
+    /// some families, each in `reduce_s` once those of all of its units are whole.
+    pub(super) fn reduced_after(
+        &self,
+        families: [bool; 2],
+        rank: usize,
+        passes_s: &[[f64; 2]],
+        reduce_s: &[f64],
+    ) -> f64 {
         let units = &self.weights[rank];
-        let mut buckets = units.of_collectives(several(layout));
-        let end = &self.ends[rank];
+        let mut buckets = units.of_collectives(families);
         let whole_at = |unit: usize| -> f64 {
             passes_s[unit..]
                 .iter()
@@ -119,7 +124,7 @@ impl StageSplit {
         let last = whole_at(0);
         let mut ready: Vec<(f64, f64)> = buckets
             .drain(..)
-            .zip(&end.reduce_s)
+            .zip(reduce_s)
             .map(|((units, late), &seconds)| {
                 (if late { last } else { whole_at(units.start) }, seconds)
             })
@@ -327,7 +332,7 @@ fn rank_end(
         ],
         (question.options.masters, question.options.optimizer_offload),
         pair,
-        shard::vocab(question.model, &shape.local) * question.model.hidden,
+        shard::vocab(question.model, shape.local.tp) * question.model.hidden,
     );
     if question.stack.sweeps_gradients() {
         let grads = question.options.grad_dtype;
@@ -378,7 +383,7 @@ fn rank_end(
     RankEnd {
         streamed_s: (streamed_s - beside_s).max(0.0),
         reduce_s: seconds(&work.reduce),
-        across_s: seconds(&work.across).iter().sum(),
+        across_s: seconds(&work.across),
         gather_s: seconds(&work.gather),
         exposed_s: seconds(&work.exposed).iter().sum(),
         update_s: work

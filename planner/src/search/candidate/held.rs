@@ -129,6 +129,15 @@ impl StageSplit {
                     }
                     Division::Whole | Division::AtLeast(_) => memory::state(held, bytes, shards),
                 };
+                let ends = vocabularies(case, rank);
+                let ends = ends.div_ceil(if question.shards_weights() {
+                    shards[0]
+                } else {
+                    1
+                });
+                let own = &mut held[TensorClass::Weights];
+                *own =
+                    Bytes((own.0 as f64 + ends as f64 * (bytes.unquantized - bytes.weight)) as u64);
                 held[TensorClass::Optimizer] -= self.streamed[rank].0;
                 held = held + step.standing.bytes();
                 held[TensorClass::Transient] += self.buffers(case, rank);
@@ -512,8 +521,19 @@ impl StageSplit {
                 }
             }
         }
-        case.shape.shape_buffer(kinds) + question.stack.workspace()
+        let has_experts = question.model.num_moe_layers() > 0;
+        case.shape.shape_buffer(kinds) + question.stack.workspace(has_experts)
     }
+}
+
+/// Elements of the matrices of a vocabulary that a pipeline rank has.
+fn vocabularies(case: Case<'_>, rank: usize) -> u64 {
+    let stages = case.layout.places().stages() as usize;
+    let of_ends = case.question.vocabularies(case.layout);
+    let ends = [0, stages - 1].into_iter().zip(of_ends);
+    let own = |stage: usize| own(case.layout, rank).any(|of_rank| of_rank == stage);
+    ends.filter_map(|(stage, elements)| own(stage).then_some(elements))
+        .sum()
 }
 
 /// Context, communicators of the groups that have more than one rank, and dispatcher buffers.

@@ -128,8 +128,8 @@ pub(crate) struct RankEnd {
     pub(crate) work: StepWork,
     /// Gradient reductions and weight gathers, each by itself; reductions nothing hides; norm and update.
     pub(super) reduce_s: Vec<f64>,
-    /// Reductions over instances of the optimizer.
-    pub(super) across_s: f64,
+    /// Reductions over instances of the optimizer, of every bucket.
+    pub(super) across_s: Vec<f64>,
     pub(super) gather_s: Vec<f64>,
     pub(crate) exposed_s: f64,
     pub(crate) update_s: f64,

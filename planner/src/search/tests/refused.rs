@@ -5,7 +5,7 @@ use moefold_profiles::{Dtype, Precision};
 
 use super::{cluster, run, small};
 use crate::choice::{
-    Dispatcher, HostShare, Masters, Module, Optimizer, Recompute, StackName, Zero,
+    Dispatcher, HostShare, Masters, Module, Optimizer, PrimaryWeights, Recompute, StackName, Zero,
 };
 use crate::layout::Batch;
 use crate::model::presets;
@@ -183,6 +183,8 @@ fn check_changes(cases: &[Short]) {
                     }
                     "`masters` remainder" => options.masters = Masters::Remainder,
                     "`zero` fsdp" => options.zero = Zero::Fsdp,
+                    "`primary_weights` fp8" => options.primary_weights = PrimaryWeights::Fp8,
+                    "`num_distributed_optimizer_instances` 1" => options.instances = 1,
                     "`grad_dtype` bf16" => options.grad_dtype = Dtype::Bf16,
                     "`optimizer` adam-bf16-moments" => {
                         options.optimizer = Optimizer::AdamBf16Moments;

@@ -262,6 +262,43 @@ fn golden_exchange_of_distinct_destinations() {
     }
 }
 
+/// DeepEP V1 inside a node: a dispatch of fp8 with a scale in f32 for 128 values, a combine of bf16. Both have one rate
+/// here, in which the two together come out.
+#[test]
+fn golden_deepep_inside_a_node() {
+    let exchange = |gpu: &str, ranks: u32, bytes: f64| {
+        let cost = cached(gpu).exchange(&Exchange {
+            kernel: ExchangeKernel::Deepep,
+            local: Bytes(bytes as u64),
+            remote: Bytes::ZERO,
+            copied: Bytes::ZERO,
+            ranks,
+            ranks_per_domain: ranks,
+        });
+        cost.time.0 * 1e6
+    };
+    let mut seen = 0;
+    for row in table::dispatch() {
+        if row.kernel != "deepep" || row.ranks[0] != row.ranks[1] {
+            continue;
+        }
+        let n = f64::from(row.ranks[0]);
+        let copies = distinct(n, row.experts as f64, row.topk) * (n - 1.0) / n;
+        let elements = copies * (row.tokens * row.hidden) as f64;
+        let both = exchange(row.gpu, row.ranks[0], elements * (1.0 + 4.0 / 128.0))
+            + exchange(row.gpu, row.ranks[0], elements * 2.0);
+        let measured = row.dispatch_us + row.combine_us;
+        check_within(&format!("{row:?}"), both, measured, 25.0);
+        seen += 1;
+    }
+    assert_eq!(seen, 12);
+    // Over 32 GPUs of a rack of GB200 at 400 GB/s to experts and 190 back, the rank's own part of 1/32 included.
+    let bytes = 7.27 * 4096.0 * 7168.0 * 2.0;
+    let both = 2.0 * exchange("gb200", 32, bytes * 31.0 / 32.0);
+    let measured = bytes / 400e9 + bytes / 190e9;
+    check_within("beyond 8", both, measured * 1e6, 3.0);
+}
+
 #[test]
 fn golden_plateaus_across_nodes() {
     let gib = 1 << 30;
