@@ -8,7 +8,6 @@
 mod allgather;
 mod alltoall;
 
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use moefold_kernels::permute::{self, RowMap};
@@ -361,12 +360,21 @@ pub fn leaving_numbers(cx: &Context, numbers: &Tensor, map: Option<&RowMap>) -> 
 }
 
 /// The counts of members, each with how many members share them.
-fn by_counts(all: &[Rc<[u64]>]) -> impl Iterator<Item = (&[u64], u64)> {
-    let mut shared: BTreeMap<*const u64, (&[u64], u64)> = BTreeMap::new();
+fn by_counts(all: &[Rc<[u64]>]) -> Vec<(&[u64], u64)> {
+    let mut shared: Vec<(&Rc<[u64]>, u64)> = Vec::new();
     for counts in all {
-        shared.entry(counts.as_ptr()).or_insert((counts, 0)).1 += 1;
+        match shared
+            .iter_mut()
+            .find(|(known, _)| Rc::ptr_eq(known, counts))
+        {
+            Some((_, members)) => *members += 1,
+            None => shared.push((counts, 1)),
+        }
     }
-    shared.into_values()
+    shared
+        .into_iter()
+        .map(|(counts, members)| (&**counts, members))
+        .collect()
 }
 
 /// Where the rows of each expert start, and where the last ones end.

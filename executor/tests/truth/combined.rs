@@ -162,11 +162,11 @@ fn oracle_combined_passes_equal_one_rank() {
 /// On emulated GPUs, whose copies and collectives run beside their kernels in any order.
 #[test]
 fn law_combined_passes_change_no_bit_on_cuda() {
+    use ScheduleName::{Combined, DualpipeV, DualpipeVCombined, None};
+
     if !F32.is_there() {
         return;
     }
-    use ScheduleName::{Combined, DualpipeV, DualpipeVCombined, None};
-
     let one = (degrees(2, 1, 2, 1, 1), 4, [None, Combined]);
     let pipeline = piped(degrees(4, 1, 2, 1, 1), 2, 2);
     let turns = (pipeline, 6, [DualpipeV, DualpipeVCombined]);

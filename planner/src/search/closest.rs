@@ -11,6 +11,7 @@ use crate::choice::{
     HostShare, Masters, Objective, Offload, Optimizer, PrimaryWeights, Recompute, Zero,
 };
 use crate::layout::{MAX_GPUS, PartialDegrees};
+use crate::model::Model;
 use crate::options::{LeastMemory, SearchOptions};
 use crate::plan::PlannedLayout;
 
@@ -72,8 +73,78 @@ impl LeastMemory {
     }
 }
 
-/// A change of a request: the option in words, and what it does.
-type Change<'a> = (&'static str, &'a dyn Fn(&mut SearchOptions));
+moefold_profiles::named! {
+    /// A change of a request that needs less memory, by its option and value.
+    pub enum Change {
+        /// No room is kept free.
+        Headroom = "`memory_headroom` 0",
+        /// What is computed again is chosen.
+        Recompute = "`recompute` auto",
+        /// What leaves for the host is chosen.
+        Offload = "`offload` auto",
+        /// The optimizer's states rest on the host.
+        States = "`optimizer_offload_fraction` 1",
+        /// Masters are what weights lack.
+        Masters = "`masters` remainder",
+        /// Weights are in FP8 alone.
+        Primary = "`primary_weights` fp8",
+        /// All replicas divide, not those of each part.
+        Instances = "`num_distributed_optimizer_instances` 1",
+        /// Weights and gradients are divided too.
+        Fsdp = "`zero` fsdp",
+        /// Gradients are narrow.
+        Gradients = "`grad_dtype` bf16",
+        /// Moments are narrow.
+        Moments = "`optimizer` adam-bf16-moments",
+        /// Any degrees.
+        Layout = "without `layout`",
+    }
+}
+
+impl Change {
+    /// Whether it changes a request.
+    fn is_open(self, options: &SearchOptions) -> bool {
+        let precision = options.precision;
+        match self {
+            Self::Headroom => options.memory_headroom > 0.0,
+            Self::Recompute => options.recompute.is_some(),
+            Self::Offload => options.offload == Some(Offload::NONE),
+            Self::States => options.optimizer_offload.0 < 1.0,
+            Self::Masters => options.masters != Masters::Remainder,
+            Self::Primary => {
+                precision.compute().bits() < precision.activation().bits()
+                    && options.primary_weights == PrimaryWeights::Wide
+            }
+            Self::Instances => options.instances > 1,
+            Self::Fsdp => options.zero != Zero::Fsdp,
+            Self::Gradients => options.grad_dtype == Dtype::F32,
+            Self::Moments => options.optimizer == Optimizer::Adam,
+            Self::Layout => options.pins != PartialDegrees::default(),
+        }
+    }
+
+    fn make(self, model: &Model, options: &mut SearchOptions) {
+        match self {
+            Self::Headroom => options.memory_headroom = 0.0,
+            Self::Recompute => options.recompute = None,
+            Self::Offload => {
+                options.offload = Some(Offload::all(model));
+                // What is computed again has nothing to leave.
+                options
+                    .recompute
+                    .get_or_insert_with(|| Recompute::None.into());
+            }
+            Self::States => options.optimizer_offload = HostShare(1.0),
+            Self::Masters => options.masters = Masters::Remainder,
+            Self::Primary => options.primary_weights = PrimaryWeights::Fp8,
+            Self::Instances => options.instances = 1,
+            Self::Fsdp => options.zero = Zero::Fsdp,
+            Self::Gradients => options.grad_dtype = Dtype::Bf16,
+            Self::Moments => options.optimizer = Optimizer::AdamBf16Moments,
+            Self::Layout => options.pins = PartialDegrees::default(),
+        }
+    }
+}
 
 /// Memory that a plan may fill, GiB.
 fn limit_gib(cluster: &Cluster, options: &SearchOptions) -> f64 {
@@ -106,86 +177,36 @@ pub(super) fn closest(
         let least = least(cluster, gpus, options, endless)?;
         Some(needing(change, gpus, options, least))
     };
-    let headroom: Change<'_> = ("`memory_headroom` 0", &|options| {
-        options.memory_headroom = 0.0;
-    });
-    let recompute: Change<'_> = ("`recompute` auto", &|options| options.recompute = None);
-    // What is computed again has nothing to leave.
-    let offload: Change<'_> = ("`offload` auto", &|options| {
-        options.offload = Some(Offload::all(model));
-        options
-            .recompute
-            .get_or_insert_with(|| Recompute::None.into());
-    });
-    let states: Change<'_> = ("`optimizer_offload_fraction` 1", &|options| {
-        options.optimizer_offload = HostShare(1.0);
-    });
-    let primary: Change<'_> = ("`primary_weights` fp8", &|options| {
-        options.primary_weights = PrimaryWeights::Fp8;
-    });
-    let instances: Change<'_> = ("`num_distributed_optimizer_instances` 1", &|options| {
-        options.instances = 1;
-    });
-    let fsdp: Change<'_> = ("`zero` fsdp", &|options| options.zero = Zero::Fsdp);
-    let masters: Change<'_> = ("`masters` remainder", &|options| {
-        options.masters = Masters::Remainder;
-    });
-    let grads: Change<'_> = ("`grad_dtype` bf16", &|options| {
-        options.grad_dtype = Dtype::Bf16;
-    });
-    let moments: Change<'_> = ("`optimizer` adam-bf16-moments", &|options| {
-        options.optimizer = Optimizer::AdamBf16Moments;
-    });
-    let layout: Change<'_> = ("without `layout`", &|options| {
-        options.pins = PartialDegrees::default();
-    });
-    let quantizes = options.precision.compute().bits() < options.precision.activation().bits()
-        && options.primary_weights == PrimaryWeights::Wide;
-    let changes: Vec<Change<'_>> = [
-        (options.memory_headroom > 0.0, headroom),
-        (options.recompute.is_some(), recompute),
-        (options.offload == Some(Offload::NONE), offload),
-        (options.optimizer_offload.0 < 1.0, states),
-        (options.masters != Masters::Remainder, masters),
-        (quantizes, primary),
-        (options.instances > 1, instances),
-        (options.zero != Zero::Fsdp, fsdp),
-        (options.grad_dtype == Dtype::F32, grads),
-        (options.optimizer == Optimizer::Adam, moments),
-        (options.pins != PartialDegrees::default(), layout),
-    ]
-    .into_iter()
-    .filter_map(|(open, change)| open.then_some(change))
-    .collect();
-    let changed = |of: &[Change<'_>]| {
+    let open = |change: &Change| change.is_open(options);
+    let changed = |changes: &[Change]| {
         let mut changed = options.clone();
-        for (_, change) in of {
-            change(&mut changed);
+        for change in changes {
+            change.make(model, &mut changed);
         }
         changed
     };
     let none = |least| needing("none".to_owned(), gpus, options, least);
     let mut savers: Vec<Saver> = as_it_is.cloned().map(none).into_iter().collect();
-    for change in &changes {
-        let found = saver(change.0.to_owned(), gpus, &changed(&[*change]));
+    for change in Change::ALL.into_iter().filter(open) {
+        let found = saver(change.name().to_owned(), gpus, &changed(&[change]));
         let found = found.map(|found| match savers.first() {
             // Nothing has to leave where it may.
-            Some(none) if change.0 == offload.0 && none.peak_gib < found.peak_gib => Saver {
+            Some(none) if change == Change::Offload && none.peak_gib < found.peak_gib => Saver {
                 change: found.change,
                 ..none.clone()
             },
             _ => found,
         });
         // Room that is kept free saves nothing.
-        savers.extend(found.filter(|found| change.0 != headroom.0 || found.fits));
+        savers.extend(found.filter(|found| change != Change::Headroom || found.fits));
     }
     if !savers.iter().any(|saver| saver.fits) {
         // Those that leave all numbers as they are, together.
-        for together in [[states, masters, offload], [states, masters, fsdp]] {
-            let there = |change: &Change<'_>| changes.iter().any(|(name, _)| *name == change.0);
-            let together: Vec<Change<'_>> = together.into_iter().filter(there).collect();
+        for last in [Change::Offload, Change::Fsdp] {
+            let together = [Change::States, Change::Masters, last];
+            let together: Vec<Change> = together.into_iter().filter(open).collect();
             if together.len() > 1 {
-                let names: Vec<&str> = together.iter().map(|(name, _)| *name).collect();
+                let names: Vec<&str> = together.iter().map(|change| change.name()).collect();
                 savers.extend(saver(names.join(", "), gpus, &changed(&together)));
             }
         }

@@ -526,6 +526,16 @@ fn golden_instances_of_the_optimizer_divide_inside_and_reduce_across() {
     let all = 46_702_792_704.0_f64;
     let gib = |bytes: f64| bytes / f64::from(1 << 30);
     let costs = Costs::for_cluster(&cluster, &[]);
+    // Each rank's eighth of f32 gradients, over eight nodes.
+    let across = |elements: u64| {
+        let reduce = moefold_profiles::Collective {
+            kind: moefold_profiles::CollectiveKind::AllReduce,
+            bytes: Dtype::F32.bytes(elements / 8),
+            ranks: 8,
+            ranks_per_domain: 1,
+        };
+        costs.collective(&reduce).time.0
+    };
     for (zero, whole, [gathers, reductions, buckets]) in [
         (Zero::States, 1.0, [2.0, 2.0, 2.0]),
         (Zero::Fsdp, 8.0, [4.0 * 66.0, 2.0 * 66.0, 66.0]),
@@ -565,18 +575,8 @@ fn golden_instances_of_the_optimizer_divide_inside_and_reduce_across() {
             "{dp_comm} of {expected}"
         );
         if zero == Zero::States {
-            // Each rank's eighth of f32 gradients, over eight nodes.
-            let experts = 32.0 * 8.0 * 3.0 * 4096.0 * 14336.0;
-            let across = |parameters: f64| {
-                let reduce = moefold_profiles::Collective {
-                    kind: moefold_profiles::CollectiveKind::AllReduce,
-                    bytes: Dtype::F32.bytes((parameters / 8.0) as u64),
-                    ranks: 8,
-                    ranks_per_domain: 1,
-                };
-                costs.collective(&reduce).time.0
-            };
-            let expected = across(experts) + across(all - experts);
+            let experts = 32 * 8 * 3 * 4096 * 14336;
+            let expected = across(experts) + across(all as u64 - experts);
             let found = busy["all_reduce"];
             assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
         } else {
@@ -586,13 +586,7 @@ fn golden_instances_of_the_optimizer_divide_inside_and_reduce_across() {
                 ..options(zero, 8)
             };
             let beside = run(&model, &cluster, 64, &beside).plans.swap_remove(0);
-            let last = moefold_profiles::Collective {
-                kind: moefold_profiles::CollectiveKind::AllReduce,
-                bytes: Dtype::F32.bytes(32_000 * 4096 / 8),
-                ranks: 8,
-                ranks_per_domain: 1,
-            };
-            let last_s = costs.collective(&last).time.0;
+            let last_s = across(32_000 * 4096);
             let shown_s = beside.predicted.time_s.get(Category::DpComm).0;
             assert!((last_s..dp_comm).contains(&shown_s), "{shown_s} {last_s}");
         }
