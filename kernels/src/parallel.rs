@@ -6,10 +6,6 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use self::helpers::Helpers;
-
-mod helpers;
-
 /// Elements touched below which handing work to other threads costs more than it saves.
 const WORTH_SHARING: usize = 1 << 18;
 
@@ -17,7 +13,7 @@ const WORTH_SHARING: usize = 1 << 18;
 pub(crate) struct Cpu {
     threads: usize,
     /// The threads besides the one that calls.
-    helpers: Option<Helpers>,
+    helpers: Option<rayon::ThreadPool>,
     /// Whether work is shared however small it is, so that tests reach every path.
     shares_all: bool,
 }
@@ -25,9 +21,16 @@ pub(crate) struct Cpu {
 impl Cpu {
     pub(crate) fn new(threads: usize, shares_all: bool) -> Self {
         let threads = threads.max(1);
-        let helpers = (threads > 1).then(|| Helpers::new(threads - 1));
+        let helpers = (threads > 1)
+            .then(|| {
+                rayon::ThreadPoolBuilder::new()
+                    .num_threads(threads - 1)
+                    .build()
+                    .ok()
+            })
+            .flatten();
         Self {
-            threads: 1 + helpers.as_ref().map_or(0, Helpers::len),
+            threads: if helpers.is_some() { threads } else { 1 },
             helpers,
             shares_all,
         }
@@ -78,7 +81,7 @@ impl Cpu {
     }
 
     /// Runs `body` on every task. The calling thread works too; each thread takes the next task when
-    /// it is done with one, and none is waited for that comes too late for any.
+    /// it is done with one.
     pub(crate) fn tasks<T: Send>(&self, tasks: Vec<T>, body: impl Fn(T) + Sync) {
         let num_helpers = self.threads.min(tasks.len()).saturating_sub(1);
         let Some(helpers) = self.helpers.as_ref().filter(|_| num_helpers > 0) else {
@@ -91,7 +94,12 @@ impl Cpu {
                 body(task);
             }
         };
-        helpers.share(num_helpers, &work);
+        helpers.in_place_scope(|scope| {
+            for _ in 0..num_helpers {
+                scope.spawn(|_| work());
+            }
+            work();
+        });
     }
 }
 
