@@ -307,7 +307,7 @@ impl Case<'_> {
 }
 
 /// Options of the planner whose flags have other names in Megatron-LM; what has no flag of its own there is in words.
-const OPTIONS: [(&str, &str); 26] = [
+const OPTIONS: [(&str, &str); 27] = [
     (
         "`overlap` grad-reduce,param-gather",
         "--overlap-grad-reduce and --overlap-param-gather",
@@ -336,6 +336,7 @@ const OPTIONS: [(&str, &str); 26] = [
     ("`seq_len`", "--seq-length"),
     ("`global_batch`", "--global-batch-size"),
     ("`dispatcher`", "--moe-token-dispatcher-type"),
+    ("`rank_order`", "the order of ranks"),
     ("`recompute`", "--recompute-modules"),
     ("`offload`", "--offload-modules"),
     ("`pipeline_layout`", "--pipeline-model-parallel-layout"),

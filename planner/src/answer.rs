@@ -10,7 +10,8 @@ use std::path::Path;
 use moefold_profiles::Cluster;
 use serde::{Deserialize, Serialize};
 
-use crate::choice::{Offload, RecomputePlan, ScheduleName};
+use crate::choice::{CpComm, Graphs, Offload, RecomputePlan, ScheduleName};
+use crate::layout::Order;
 use crate::model::Model;
 use crate::plan::{LayoutRecord, Place, PlanFileError, PlannedLayout, ProfileUsed, Request};
 
@@ -254,8 +255,7 @@ impl Answer {
             }
             // Runners-up share the best plan's precision, stack and the rest.
             if let Some(((model, request), best)) = asked.zip(self.plans.first()) {
-                let of = (&candidate.layout, candidate.schedule);
-                best.prove_candidate(&place, model, request, of, &candidate.recompute)?;
+                best.prove_candidate(&place, model, request, candidate)?;
             }
         }
         Ok(())
@@ -297,6 +297,9 @@ pub struct SearchRecord {
     /// What a plan was allowed to fill of each device's memory, GiB; absent where that is all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit_gib: Option<f64>,
+    /// What is tried only where it is named and was not: by option, what to name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub not_searched: BTreeMap<String, String>,
     /// Layouts that were priced and fit, in no particular order, for the picture of the trade-off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feasible: Vec<Candidate>,
@@ -405,6 +408,15 @@ pub struct Candidate {
     /// Its pipeline schedule; absent where the degrees say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleName>,
+    /// How its ranks are numbered; absent where that is `tp-cp-ep-dp-pp`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank_order: Option<Order>,
+    /// How its attention reaches the keys of other context-parallel ranks; absent where there are none, or around a ring.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cp_comm_type: Option<CpComm>,
+    /// What CUDA graphs launch of it; absent where nothing is a graph.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda_graph: Option<Graphs>,
     /// Seconds a step.
     pub step_s: f64,
     /// Peak memory of the worst rank, GiB.

@@ -30,6 +30,7 @@ mod sharded;
 mod survey;
 #[cfg(test)]
 mod tests;
+mod unsearched;
 mod visit;
 mod walk;
 mod watch;
@@ -127,6 +128,7 @@ pub fn plan_briefly(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
         None => offload::best(asked.model, options, &under),
     }?;
     search.told_apart = predict::told_apart(options.stack, asked.costs, &priced);
+    search.not_searched = unsearched::unsearched(asked);
     let objective = options.objective;
     let alternatives = priced[1..]
         .iter()
@@ -223,6 +225,7 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
     let capacity = questions[0].capacity();
     let mut search = SearchRecord {
         told_apart: None,
+        not_searched: BTreeMap::new(),
         memory_limit_gib: (capacity < cluster.gpu.memory()).then(|| capacity.gib()),
         space: total,
         pruned: total - refused.values().sum::<u64>() - tally.priced - unseen.unwrap_or(0),

@@ -133,9 +133,11 @@ fn became(answer: &Answer, why: &Why) -> String {
         return out;
     };
     let own = format!(
-        "{asked} is at best {} with recompute {}, {} a step and {} at its peak",
-        best.layout,
+        "{asked} is at best {} with recompute {}{}, {} a step and {} at its peak",
+        format::candidate(best),
         format::recompute(&best.recompute),
+        best.cuda_graph
+            .map_or_else(String::new, |graphs| format!(" and CUDA graphs {graphs}")),
         format::seconds(best.step_s),
         format::gib(best.peak_gib)
     );
@@ -552,7 +554,7 @@ fn outside_domain(answer: &Answer) -> Option<String> {
             let slower = best.step_s / first.predicted.step_s - 1.0;
             format!(
                 "{reach}: the best layout that keeps them inside, {}, takes {} a step, {} {}.",
-                best.layout,
+                format::candidate(best),
                 format::seconds(best.step_s),
                 format::percent(slower.abs()),
                 if slower < 0.0 { "less" } else { "more" }
@@ -595,6 +597,12 @@ fn search(search: &SearchRecord) -> String {
                 crate::findings::left_open(search)
             ),
         );
+    }
+    if !search.not_searched.is_empty() {
+        let flags = search.not_searched.iter();
+        let flags = flags.map(|(option, named)| format!("--{} {named}", option.replace('_', "-")));
+        let flags = flags.collect::<Vec<_>>().join(", ");
+        line(&mut out, &format!("Tried only where named: {flags}."));
     }
     let mut reasons: Vec<(&String, u64)> = search.refused.iter().map(|(k, n)| (k, *n)).collect();
     reasons.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(b.0)));

@@ -2,8 +2,10 @@
 //!
 //! Not for machine-readable files, which keep every digit.
 
+use moefold_planner::answer::Candidate;
 use moefold_planner::choice::{CpComm, RecomputePlan};
-use moefold_planner::plan::{PlannedLayout, Predicted};
+use moefold_planner::layout::Order;
+use moefold_planner::plan::{LayoutRecord, PlannedLayout, Predicted};
 
 /// A number with about three significant digits: `1234`, `123`, `12.3`, `1.23`, `0.0123`.
 pub fn three_digits(value: f64) -> String {
@@ -207,10 +209,23 @@ impl MemoryUnit {
 /// A layout in short, with what else places its ranks where that is not the usual: how attention reaches the keys of
 /// others, and how ranks are numbered.
 pub fn planned(plan: &PlannedLayout) -> String {
-    let mut parts = vec![plan.layout.to_string()];
-    let way = plan.cp_comm_type.filter(|way| *way != CpComm::default());
+    placed(&plan.layout, plan.cp_comm_type, plan.rank_order)
+}
+
+/// [`planned`] of a candidate.
+pub fn candidate(candidate: &Candidate) -> String {
+    placed(
+        &candidate.layout,
+        candidate.cp_comm_type,
+        candidate.rank_order,
+    )
+}
+
+fn placed(layout: &LayoutRecord, way: Option<CpComm>, order: Option<Order>) -> String {
+    let mut parts = vec![layout.to_string()];
+    let way = way.filter(|way| *way != CpComm::default());
     parts.extend(way.map(|way| format!("cp {}", way.name())));
-    parts.extend(plan.rank_order.map(|order| order.to_string()));
+    parts.extend(order.map(|order| order.to_string()));
     parts.join(" | ")
 }
 

@@ -168,6 +168,9 @@ pub(crate) fn answer(count: usize) -> Answer {
             let other = f64::from(i) * 0.414_214 % 1.0;
             Candidate {
                 schedule: None,
+                rank_order: None,
+                cp_comm_type: None,
+                cuda_graph: None,
                 layout: layout(128, 256, degrees[i as usize % degrees.len()]),
                 recompute: Recompute::Full.into(),
                 step_s: 9.5 + 9.0 * spread * (0.35 + other),
@@ -184,6 +187,7 @@ pub(crate) fn answer(count: usize) -> Answer {
             unseen: None,
             told_apart: Some(0.06),
             memory_limit_gib: None,
+            not_searched: BTreeMap::new(),
             space: 18_432,
             refused: [
                 ("memory", 9_120),

@@ -216,6 +216,12 @@ impl Comparison {
                         layout: runner_up.layout,
                         recompute: runner_up.recompute,
                         schedule: runner_up.schedule,
+                        rank_order: runner_up.rank_order,
+                        cp_comm_type: Some(
+                            runner_up.cp_comm_type.unwrap_or(plan.planned.cp_comm()),
+                        )
+                        .filter(|_| runner_up.layout.cp > 1),
+                        cuda_graph: runner_up.cuda_graph,
                         step_s: runner_up.step_s,
                         peak_gib: runner_up.peak_gib,
                     };
@@ -244,6 +250,9 @@ impl Comparison {
                             plan.layout == candidate.layout
                                 && plan.recompute == candidate.recompute
                                 && plan.pipeline.schedule.chosen() == candidate.schedule
+                                && plan.rank_order == candidate.rank_order
+                                && plan.cp_comm() == candidate.cp_comm_type.unwrap_or_default()
+                                && plan.cuda_graph == candidate.cuda_graph
                         });
                         if !listed {
                             self.consider(candidate, best, &answer.profiles);
@@ -310,7 +319,7 @@ impl Comparison {
     fn consider(&mut self, candidate: &Candidate, of: &PlannedLayout, profiles: &[ProfileUsed]) {
         let tokens_per_gpu = tokens_of(of);
         self.considered.push(Considered {
-            layout: candidate.layout.to_string(),
+            layout: format::candidate(candidate),
             details: details(candidate),
             peak_gib: candidate.peak_gib,
             tokens_per_s_per_gpu: tokens_per_gpu / candidate.step_s,
@@ -480,11 +489,18 @@ impl Comparison {
 
 /// What sets a runner-up apart beside its degrees.
 fn details(candidate: &Candidate) -> String {
-    let recompute = recompute_words(&candidate.recompute);
-    match candidate.schedule {
-        Some(schedule) => format!("{recompute}, {}", schedule.name()),
-        None => recompute,
-    }
+    let mut words = vec![recompute_words(&candidate.recompute)];
+    words.extend(
+        candidate
+            .schedule
+            .map(|schedule| schedule.name().to_owned()),
+    );
+    words.extend(
+        candidate
+            .cuda_graph
+            .map(|graphs| format!("CUDA graphs {graphs}")),
+    );
+    words.join(", ")
 }
 
 fn recompute_words(plan: &RecomputePlan) -> String {

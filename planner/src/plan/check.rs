@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::{
     Alternative, LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request,
 };
+use crate::answer::Candidate;
 use crate::choice::{CpComm, Dispatcher, Graphs, Overlap, RecomputePlan, ScheduleName, StackName};
 use crate::layout::{Degrees, Layout, Order};
 use crate::model::Model;
@@ -212,25 +213,24 @@ impl PlannedLayout {
         self.prove(place, model, request, &claim)
     }
 
-    /// Proves a candidate of the same search legal, under some order of ranks, way to keys and dispatcher, whatever
-    /// graphs launch.
+    /// Proves a candidate of the same search legal, under some order of ranks and way to keys where it says none.
     pub(crate) fn prove_candidate(
         &self,
         place: &Place<'_>,
         model: &Model,
         request: &Request,
-        (layout, schedule): (&LayoutRecord, Option<ScheduleName>),
-        recompute: &RecomputePlan,
+        candidate: &Candidate,
     ) -> Result<Layout, PlanFileError> {
+        let graphs = candidate.cuda_graph.unwrap_or_default();
         let claim = Claim {
-            layout,
-            schedule: coming_back(layout, schedule),
-            dispatcher: None,
-            graphs: Graphs::NONE,
-            order: None,
-            cp_comm: None,
+            layout: &candidate.layout,
+            schedule: coming_back(&candidate.layout, candidate.schedule),
+            dispatcher: graphs.is_whole().then_some(Dispatcher::Hybridep),
+            graphs,
+            order: candidate.rank_order,
+            cp_comm: candidate.cp_comm_type,
             cp_sizes: None,
-            recompute,
+            recompute: &candidate.recompute,
         };
         self.prove(place, model, request, &claim)
     }

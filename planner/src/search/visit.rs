@@ -13,8 +13,8 @@ use super::recompute::Sets;
 use super::room::{Of, Room};
 use super::shape::{Question, Shape, Shapes};
 use crate::answer::Candidate;
-use crate::choice::{Objective, ScheduleName};
-use crate::layout::Layout;
+use crate::choice::{CpComm, Objective, ScheduleName};
+use crate::layout::{Layout, Order};
 use crate::memory::Occupancy;
 use crate::plan::LayoutRecord;
 use crate::schedule::Schedule;
@@ -131,6 +131,10 @@ impl Found<'_> {
             layout: LayoutRecord::from(self.unit.layout),
             recompute: question.recompute(&self.sets),
             schedule: self.schedule.chosen(),
+            rank_order: Some(self.unit.layout.order()).filter(|order| *order != Order::default()),
+            cp_comm_type: Some(self.shape.cp_comm)
+                .filter(|way| self.unit.layout.cp() > 1 && *way != CpComm::default()),
+            cuda_graph: question.options.graphs.filter(|graphs| !graphs.is_none()),
             step_s: self.step_s,
             peak_gib: self.peak.gib(),
         }
@@ -564,13 +568,6 @@ impl<'a> Trial<'_, 'a> {
                 .total
                 .seconds()
                 .0;
-            outcome.feasible.push(Candidate {
-                layout: LayoutRecord::from(layout),
-                recompute: question.recompute(&sets),
-                schedule: name.chosen(),
-                step_s,
-                peak_gib: peak.gib(),
-            });
             let found = Found {
                 unit,
                 question: self.number,
@@ -583,6 +580,7 @@ impl<'a> Trial<'_, 'a> {
                 step_s,
                 peak,
             };
+            outcome.feasible.push(found.candidate(question));
             let slower = if found.score(objective) < beaten {
                 outcome.best.replace(found)
             } else {

@@ -204,8 +204,10 @@ impl Space {
             let by_layer = self.options.stack == StackName::Moefold;
             let holds = match (of_search, own) {
                 (Some(searched), Some(own)) if by_layer => searched <= own,
-                (Some(_), None) => by_layer,
-                (searched, own) => searched == own,
+                (found, None) => by_layer || found.is_none(),
+                (None, Some(_)) => false,
+                // Parts of a step that take as long are summed in another order where graphs or dispatchers tie.
+                (Some(searched), Some(own)) => (searched - own).abs() < NANOSECOND_S,
             };
             assert!(
                 holds,
@@ -217,6 +219,9 @@ impl Space {
         fit
     }
 }
+
+/// What simulated time is rounded to.
+const NANOSECOND_S: f64 = 1e-9;
 
 fn check(spaces: &[Space], every: u64) {
     let fit: u32 = spaces.iter().map(|space| space.check(every)).sum();
@@ -258,6 +263,25 @@ fn law_candidates_of_all_graphs_are_counted() {
         let fixed: u64 = each.iter().map(count).sum();
         assert_eq!(count(&space.options), fixed);
     }
+}
+
+/// Those of each way to the keys of other ranks are counted, too.
+#[test]
+fn law_candidates_of_all_ways_to_keys_are_counted() {
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let cluster = cluster("dgx-h100");
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let (_, _, mut options) = small();
+    options.pins = "tp=1,cp=2".parse().expect("degrees");
+    let mut count = |way: Option<CpComm>| {
+        options.cp_comm = way;
+        let found = plan(&model, &cluster, 32, &options, &costs, &Declared);
+        found.expect("something fits").search.space
+    };
+    // All divide the heads of so few ranks.
+    let each = CpComm::ALL.map(|way| count(Some(way)));
+    assert!(each.iter().all(|count| *count > 100), "{each:?}");
+    assert_eq!(count(None), each.iter().sum::<u64>());
 }
 
 /// No layout takes less time under fewer graphs, which is what questions are left out by.

@@ -98,48 +98,55 @@ type Short = (
 #[test]
 fn oracle_changes_that_are_said_to_fit_do_and_others_do_not() {
     let one = "tp=1,pp=1,ep=1,etp=1";
-    check_changes(&[
-        ("mixtral-8x7b", "dgx-h100", 4, 4096, "", 0.05, None),
-        ("mixtral-8x7b", "dgx-h100", 8, 4096, "", 0.05, None),
-        ("mixtral-8x7b", "dgx-h200", 8, 4096, "", 0.6, None),
-        (
-            "mixtral-8x22b",
-            "dgx-h100",
-            8,
-            4096,
-            "cp=1,mbs=1",
-            0.05,
-            None,
-        ),
-        ("mixtral-8x22b", "dgx-h200", 8, 8192, "", 0.05, None),
-        ("qwen3-30b-a3b", "dgx-h100", 2, 4096, "", 0.05, None),
-        ("qwen3-30b-a3b", "dgx-h100", 4, 4096, "", 0.05, None),
-        ("qwen3-30b-a3b", "dgx-h100", 8, 4096, one, 0.05, None),
-        (
-            "qwen3-30b-a3b",
-            "dgx-h100",
-            8,
-            65_536,
-            "cp=1",
-            0.05,
-            Some(Recompute::None),
-        ),
-        ("deepseek-v2-lite", "dgx-h100", 2, 4096, "", 0.05, None),
-    ]);
+    check_changes(
+        &[
+            ("mixtral-8x7b", "dgx-h100", 4, 4096, "", 0.05, None),
+            ("mixtral-8x7b", "dgx-h100", 8, 4096, "", 0.05, None),
+            ("mixtral-8x7b", "dgx-h200", 8, 4096, "", 0.6, None),
+            (
+                "mixtral-8x22b",
+                "dgx-h100",
+                8,
+                4096,
+                "cp=1,mbs=1",
+                0.05,
+                None,
+            ),
+            ("mixtral-8x22b", "dgx-h200", 8, 8192, "", 0.05, None),
+            ("qwen3-30b-a3b", "dgx-h100", 2, 4096, "", 0.05, None),
+            ("qwen3-30b-a3b", "dgx-h100", 4, 4096, "", 0.05, None),
+            ("qwen3-30b-a3b", "dgx-h100", 8, 4096, one, 0.05, None),
+            (
+                "qwen3-30b-a3b",
+                "dgx-h100",
+                8,
+                65_536,
+                "cp=1",
+                0.05,
+                Some(Recompute::None),
+            ),
+            ("deepseek-v2-lite", "dgx-h100", 2, 4096, "", 0.05, None),
+        ],
+        4,
+    );
 }
 
 #[test]
 #[ignore = "takes minutes; smaller ones are above"]
 fn oracle_changes_of_large_requests_that_are_said_to_fit_do() {
-    check_changes(&[
-        ("mixtral-8x22b", "dgx-h100", 16, 4096, "", 0.05, None),
-        ("mixtral-8x22b", "dgx-h100", 24, 4096, "", 0.4, None),
-        ("qwen3-30b-a3b", "dgx-h100", 8, 262_144, "cp=1", 0.05, None),
-        ("deepseek-v3", "dgx-h100", 128, 4096, "", 0.05, None),
-    ]);
+    check_changes(
+        &[
+            ("mixtral-8x22b", "dgx-h100", 16, 4096, "", 0.05, None),
+            ("mixtral-8x22b", "dgx-h100", 24, 4096, "", 0.4, None),
+            ("qwen3-30b-a3b", "dgx-h100", 8, 262_144, "cp=1", 0.05, None),
+            ("deepseek-v3", "dgx-h100", 128, 4096, "", 0.05, None),
+        ],
+        3,
+    );
 }
 
-fn check_changes(cases: &[Short]) {
+/// Changes of so many kinds at least are said to fit.
+fn check_changes(cases: &[Short], kinds: usize) {
     let mut seen = std::collections::BTreeSet::new();
     for (name, on, gpus, seq_len, pins, headroom, recompute) in cases.iter().cloned() {
         let model = presets::load(name).expect("a preset");
@@ -200,7 +207,7 @@ fn check_changes(cases: &[Short]) {
             }
         }
     }
-    assert!(seen.len() >= 4, "{seen:?}");
+    assert!(seen.len() >= kinds, "{seen:?}");
 }
 
 #[test]
