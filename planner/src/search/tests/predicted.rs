@@ -564,18 +564,18 @@ fn golden_instances_of_the_optimizer_divide_inside_and_reduce_across() {
             (dp_comm / expected - 1.0).abs() < 1e-6,
             "{dp_comm} of {expected}"
         );
-        if zero == Zero::States {
-            // Each rank's eighth of f32 gradients, over eight nodes.
-            let experts = 32.0 * 8.0 * 3.0 * 4096.0 * 14336.0;
-            let across = |parameters: f64| {
-                let reduce = moefold_profiles::Collective {
-                    kind: moefold_profiles::CollectiveKind::AllReduce,
-                    bytes: Dtype::F32.bytes((parameters / 8.0) as u64),
-                    ranks: 8,
-                    ranks_per_domain: 1,
-                };
-                costs.collective(&reduce).time.0
+        // Each rank's eighth of f32 gradients, over eight nodes.
+        let across = |parameters: f64| {
+            let reduce = moefold_profiles::Collective {
+                kind: moefold_profiles::CollectiveKind::AllReduce,
+                bytes: Dtype::F32.bytes((parameters / 8.0) as u64),
+                ranks: 8,
+                ranks_per_domain: 1,
             };
+            costs.collective(&reduce).time.0
+        };
+        if zero == Zero::States {
+            let experts = 32.0 * 8.0 * 3.0 * 4096.0 * 14336.0;
             let expected = across(experts) + across(all - experts);
             let found = busy["all_reduce"];
             assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
@@ -586,13 +586,7 @@ fn golden_instances_of_the_optimizer_divide_inside_and_reduce_across() {
                 ..options(zero, 8)
             };
             let beside = run(&model, &cluster, 64, &beside).plans.swap_remove(0);
-            let last = moefold_profiles::Collective {
-                kind: moefold_profiles::CollectiveKind::AllReduce,
-                bytes: Dtype::F32.bytes(32_000 * 4096 / 8),
-                ranks: 8,
-                ranks_per_domain: 1,
-            };
-            let last_s = costs.collective(&last).time.0;
+            let last_s = across(32_000.0 * 4096.0);
             let shown_s = beside.predicted.time_s.get(Category::DpComm).0;
             assert!((last_s..dp_comm).contains(&shown_s), "{shown_s} {last_s}");
         }
