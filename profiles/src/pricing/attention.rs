@@ -47,7 +47,7 @@ const NARROW_RATE: f64 = 0.85;
 /// (NVIDIA/cudnn-frontend@63447f2f, `benchmark/sdpa_benchmark_training/results/deepseek_v4`). It has no backward kernel for
 /// them, and those that train are taken to lose as much. Widths between lose the same share at each doubling.
 fn wide_time(width: f64) -> f64 {
-    (WIDE_TIME).powf((width / 256.0).log2().clamp(0.0, 1.0))
+    WIDE_TIME.powf((width / 256.0).log2().clamp(0.0, 1.0))
 }
 
 /// See [`wide_time`].
