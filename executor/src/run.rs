@@ -385,6 +385,16 @@ fn within(mut mean: StepTime) -> StepTime {
     let waited = idle.map(|category| mean.time.get(category).0);
     let waited = waited[0] + waited[1];
     if waited >= 0.0 {
+        // Of what little is over, one may be less than nothing: the other has it all.
+        if idle.iter().any(|&category| mean.time.get(category).0 < 0.0) {
+            let [larger, smaller] = if mean.time.get(idle[0]) > mean.time.get(idle[1]) {
+                idle
+            } else {
+                [idle[1], idle[0]]
+            };
+            mean.time.add(larger, mean.time.get(smaller));
+            mean.time.add(smaller, Seconds(-mean.time.get(smaller).0));
+        }
         return mean;
     }
     let share = mean.step.0 / (mean.step.0 - waited);

@@ -1,10 +1,10 @@
 //! Softmax cross entropy over a vocabulary that may be split over ranks, in three steps.
 //!
 //! With logits `[T, V]` of vocabulary entries `vocab_start..vocab_start + V` on this rank:
-//! 1. [`row_statistics`]: in one read of the logits the largest of each row, and the sum of `exp(logit - largest)`; the caller
-//!    takes the maximum of the largest over the tensor-parallel group.
-//! 2. [`rebase`]: the sum of `exp(logit - max)`, and the target's `logit - max` (0 where the target is on another rank),
-//!    which reads of the logits the targets' alone; the caller sums both over the group.
+//! 1. [`row_statistics`]: in one read of the logits the largest of each row, and the sum of
+//!    `exp(logit - largest)`; the caller takes the maximum of the largest over the tensor-parallel group.
+//! 2. [`rebase`]: the sum of `exp(logit - max)`, and the target's `logit - max` (0 where the target is
+//!    on another rank), which reads of the logits the targets' alone; the caller sums both over the group.
 //! 3. [`finish`]: `loss = ln(sum_exp) - target`, and the gradient `(softmax - onehot) * scale` in
 //!    place of the logits.
 //!

@@ -255,7 +255,14 @@ impl Answer {
             }
             // Runners-up share the best plan's precision, stack and the rest.
             if let Some(((model, request), best)) = asked.zip(self.plans.first()) {
-                best.prove_candidate(&place, model, request, candidate)?;
+                let of = (&candidate.layout, &candidate.recompute);
+                let chosen = (
+                    candidate.schedule,
+                    candidate.rank_order,
+                    candidate.cp_comm_type,
+                    candidate.cuda_graph,
+                );
+                best.prove_candidate(&place, model, request, of, chosen)?;
             }
         }
         Ok(())

@@ -17,7 +17,7 @@ use crate::op::{Op, is_shape};
 use crate::units::{Bytes, Seconds};
 
 /// Version of the format of `profile.json`.
-pub const PROFILE_VERSION: u32 = 2;
+pub const PROFILE_VERSION: u32 = 3;
 
 /// The file in a profile directory.
 pub const PROFILE_FILE: &str = "profile.json";
@@ -560,7 +560,7 @@ mod tests {
             );
         };
         check(
-            &|text| text.replace("\"version\": 2", "\"version\": 7"),
+            &|text| text.replace("\"version\": 3", "\"version\": 7"),
             "version 7",
         );
         check(&|text| text.replace("\"cores\"", "\"cpus\""), "cpus");

@@ -188,9 +188,17 @@ fn growth(normalizer: &Value) -> f64 {
                 replaced => (content / replaced).max(1.0),
             }
         }
-        // Of a table of its own, as compatible forms of Unicode: eighteen letters of two bytes for one of three.
-        Some("Precompiled") => 12.0,
-        Some("ByteLevel") => 2.0,
+        // The longest that its table has in place of anything: after a trie, texts that end with a zero.
+        Some("Precompiled") => {
+            let table = normalizer["precompiled_charsmap"].as_str().unwrap_or("");
+            let table = STANDARD.decode(table).unwrap_or_default();
+            let texts = table.split(|&byte| byte == 0).map(<[u8]>::len);
+            texts.max().unwrap_or(0).max(1) as f64
+        }
+        // Eighteen letters of two bytes for one of three; blanks around a letter, its marks apart, another case.
+        Some("NFKC" | "NFKD" | "BertNormalizer") => 12.0,
+        Some("NFC" | "NFD") => 3.0,
+        Some("ByteLevel" | "Lowercase") => 2.0,
         _ => 1.0,
     }
 }
@@ -402,6 +410,12 @@ mod tests {
             assert!(refused.contains(expected), "{refused}");
             load(&all(60)).expect_err("not tried");
         }
+        let decomposed = [
+            replace("String", "\u{644}", "\u{fdfa}"),
+            json!({ "type": "NFKD" }),
+        ];
+        load(&vec![decomposed; 10].concat())
+            .expect_err("ten times eighteen letters, and one for each of them");
         // What takes bytes away gives none to others.
         load(&vec![replace("String", "aaa", "a"); 60]).expect("shorter");
     }

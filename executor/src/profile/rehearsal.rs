@@ -120,7 +120,12 @@ impl Rehearsal {
         let mut short = self.clone();
         let layer = |&number: &u32| self.model.layers[number as usize].clone();
         short.model.layers = kept.iter().map(layer).collect();
-        let microbatches = if vpp > 1 { pp } else { 1 };
+        let microbatches = match self.planned.pipeline.schedule {
+            // Of fewer none is left to run beside another.
+            schedule if schedule.combines() => 2 * pp,
+            _ if vpp > 1 => pp,
+            _ => 1,
+        };
         short.batch.global_batch =
             (self.planned.layout.mbs * self.planned.layout.dp * microbatches).into();
         let planned = &mut short.planned;

@@ -9,7 +9,6 @@ use serde_json::Value;
 use super::{
     Alternative, LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request,
 };
-use crate::answer::Candidate;
 use crate::choice::{CpComm, Dispatcher, Graphs, Overlap, RecomputePlan, ScheduleName, StackName};
 use crate::layout::{Degrees, Layout, Order};
 use crate::model::Model;
@@ -219,18 +218,24 @@ impl PlannedLayout {
         place: &Place<'_>,
         model: &Model,
         request: &Request,
-        candidate: &Candidate,
+        (layout, recompute): (&LayoutRecord, &RecomputePlan),
+        (schedule, order, cp_comm, graphs): (
+            Option<ScheduleName>,
+            Option<Order>,
+            Option<CpComm>,
+            Option<Graphs>,
+        ),
     ) -> Result<Layout, PlanFileError> {
-        let graphs = candidate.cuda_graph.unwrap_or_default();
+        let graphs = graphs.unwrap_or_default();
         let claim = Claim {
-            layout: &candidate.layout,
-            schedule: coming_back(&candidate.layout, candidate.schedule),
+            layout,
+            schedule: coming_back(layout, schedule),
             dispatcher: graphs.is_whole().then_some(Dispatcher::Hybridep),
             graphs,
-            order: candidate.rank_order,
-            cp_comm: candidate.cp_comm_type,
+            order,
+            cp_comm,
             cp_sizes: None,
-            recompute: &candidate.recompute,
+            recompute,
         };
         self.prove(place, model, request, &claim)
     }

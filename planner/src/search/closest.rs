@@ -164,8 +164,14 @@ pub(super) fn closest(
 ) -> Shortage {
     let (model, cluster) = (asked.model, asked.cluster);
     let (gpus, options) = (asked.gpus, asked.options);
-    let needing = |change: String, gpus: u32, options: &SearchOptions, least: LeastMemory| {
-        saver_of((change, gpus), least, limit_gib(cluster, options))
+    let needing = |change: String, gpus: u32, options: &SearchOptions, least: LeastMemory| Saver {
+        change,
+        gpus,
+        layout: least.layout,
+        recompute: least.recompute,
+        offload: least.offload,
+        peak_gib: least.peak_gib,
+        fits: least.peak_gib <= limit_gib(cluster, options),
     };
     let saver = |change: String, gpus: u32, options: &SearchOptions| -> Option<Saver> {
         let least = least(cluster, gpus, options, endless)?;
@@ -212,19 +218,6 @@ pub(super) fn closest(
         device_gib: cluster.gpu.memory_gib,
         limit_gib: limit_gib(cluster, options),
         savers,
-    }
-}
-
-/// What is said of a change on so many GPUs that needs so much at least, where a plan may fill `limit_gib`.
-fn saver_of((change, gpus): (String, u32), least: LeastMemory, limit_gib: f64) -> Saver {
-    Saver {
-        change,
-        gpus,
-        layout: least.layout,
-        recompute: least.recompute,
-        offload: least.offload,
-        peak_gib: least.peak_gib,
-        fits: least.peak_gib <= limit_gib,
     }
 }
 

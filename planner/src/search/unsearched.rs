@@ -25,10 +25,11 @@ pub(super) fn unsearched(asked: &Asked<'_>) -> BTreeMap<String, String> {
     };
     let plain = options.schedule.is_none() && options.stages.is_none();
     let comes_back = pipes && plain && pins.vpp.is_none_or(|vpp| vpp == 2);
-    let vees = stack.schedules(2, 2).filter(|name| name.is_vee());
+    let goes = |name: &ScheduleName| name.is_vee() && name.combines() == overlap.expert_alltoall;
+    let vees = stack.schedules(2, 2).filter(goes);
     let vees: Vec<&str> = vees.map(ScheduleName::name).collect();
     hold(
-        comes_back && !vees.is_empty() && !overlap.expert_alltoall && undivided(options).is_none(),
+        comes_back && !vees.is_empty() && undivided(options).is_none(),
         "schedule",
         vees.join("|"),
     );
@@ -36,7 +37,7 @@ pub(super) fn unsearched(asked: &Asked<'_>) -> BTreeMap<String, String> {
     hold(
         exchanges && plain && options.overlap.is_none() && !sharded && !asked.cluster.gpu.is_cpu(),
         "overlap",
-        "with expert-alltoall".to_owned(),
+        "grad-reduce,param-gather,p2p,expert-alltoall".to_owned(),
     );
     hold(
         several && pins.cp != Some(1) && options.cp_comm == Some(CpComm::default()),
@@ -54,14 +55,18 @@ pub(super) fn unsearched(asked: &Asked<'_>) -> BTreeMap<String, String> {
         "auto".to_owned(),
     );
     hold(
-        several && !sharded && pins.pp.is_none_or(|pp| pp == 1),
+        several
+            && !sharded
+            && !overlap.expert_alltoall
+            && options.bucket_elements.is_none()
+            && pins.pp.is_none_or(|pp| pp == 1),
         "zero",
         "fsdp".to_owned(),
     );
     hold(
         several && !ours && options.instances == 1,
         "num_distributed_optimizer_instances",
-        "2 or more".to_owned(),
+        "2".to_owned(),
     );
     held
 }
@@ -99,6 +104,16 @@ mod tests {
             listed(&moefold, 16),
             "cp_comm_type offload overlap schedule zero"
         );
+        let schedules = |options: &SearchOptions| {
+            let asked = Asked::new(&model, &cluster, 16, options, &costs, &Declared);
+            unsearched(&asked)["schedule"].clone()
+        };
+        assert_eq!(schedules(&moefold), "zb-v|v-half|v-min|dualpipe-v");
+        let combined = SearchOptions {
+            overlap: Some("expert-alltoall".parse().expect("a word")),
+            ..moefold
+        };
+        assert_eq!(schedules(&combined), "dualpipe-v-combined");
         let named = SearchOptions {
             cp_comm: None,
             graphs: None,

@@ -1,13 +1,13 @@
 //! Prices measured here: profile directories laid over the shipped prices.
 //!
 //! Ops of one kind, pass and dtype are a family with up to three sizes; its samples correct the shipped
-//! price of the whole family (see [`super::surface`]), and a measured shape gets its own exactly.
+//! price of the whole family (see [`super::surface`]), and a measured product or attention gets its own exactly.
 //! Collectives of one kind and group get a curve over bytes; other groups of the kind borrow the ratio
 //! of the nearest one.
 //!
 //! Sizes that data decides are many, and of most there are few timings. Where more rows or bytes took less time, both
-//! have the mean of all their timings ([`never_falling`]): no single one that something held up speaks for
-//! what is larger.
+//! have the mean of all their timings ([`never_falling`]): one that something held up says less of what is
+//! larger.
 
 use std::collections::BTreeMap;
 
@@ -23,6 +23,9 @@ use crate::units::{Bytes, Seconds};
 
 /// What holds of every key.
 const MEASURED: &str = "a key has at least one timing";
+
+/// What a timing by itself counts beside one of training, at other sizes of a line.
+const APART: f64 = 1e-6;
 
 /// Passes, and none.
 const PASSES: usize = 1 + Pass::ALL.len();
@@ -77,8 +80,9 @@ impl Local {
         }
         let (mut ops, mut messages) = (BTreeMap::new(), BTreeMap::new());
         for (key, seconds) in timings {
-            let weight = seconds.len() as f64;
-            let time = [typical(seconds, nearest[&key]), weight];
+            let taken = nearest[&key];
+            let weight = seconds.len() as f64 * if taken == Taken::Training { 1.0 } else { APART };
+            let time = [typical(seconds, taken), weight];
             match key {
                 Key::Op(key) => drop(ops.insert(key, time)),
                 Key::Collective(key) => drop(messages.insert(key, time)),
@@ -119,8 +123,14 @@ impl Local {
             let points: Vec<Point> = (lines.into_iter())
                 .flat_map(|(others, line)| {
                     let [second, third] = others.map(f64::from_bits);
-                    let fitted = never_falling(line).into_iter();
-                    fitted.map(move |[first, time]| Point {
+                    // Data decides no size of these: each has its own tiles.
+                    let fixed = matches!(template, Op::Gemm { .. } | Op::Attention { .. });
+                    let fitted: Vec<[f64; 2]> = if fixed {
+                        line.iter().map(|&[first, time, _]| [first, time]).collect()
+                    } else {
+                        never_falling(line)
+                    };
+                    fitted.into_iter().map(move |[first, time]| Point {
                         at: [first, second, third],
                         time,
                     })

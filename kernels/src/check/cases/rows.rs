@@ -81,6 +81,7 @@ fn head(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
         dtype,
     };
     vec![
+        keyed("cross_entropy::forward", cross(Pass::Forward)),
         keyed("cross_entropy::finish", cross(Pass::Backward)),
         moving(
             bytes(dtype, t * vocab),

@@ -574,16 +574,6 @@ fn golden_instances_of_the_optimizer_divide_inside_and_reduce_across() {
             (dp_comm / expected - 1.0).abs() < 1e-6,
             "{dp_comm} of {expected}"
         );
-        // Each rank's eighth of f32 gradients, over eight nodes.
-        let across = |parameters: f64| {
-            let reduce = moefold_profiles::Collective {
-                kind: moefold_profiles::CollectiveKind::AllReduce,
-                bytes: Dtype::F32.bytes((parameters / 8.0) as u64),
-                ranks: 8,
-                ranks_per_domain: 1,
-            };
-            costs.collective(&reduce).time.0
-        };
         if zero == Zero::States {
             let experts = 32 * 8 * 3 * 4096 * 14336;
             let expected = across(experts) + across(all as u64 - experts);

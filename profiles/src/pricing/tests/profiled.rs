@@ -246,6 +246,38 @@ fn golden_of_sizes_that_take_less_than_smaller_ones_the_mean_counts() {
     }
 }
 
+#[test]
+fn golden_products_keep_their_own_and_training_comes_before_what_ran_alone() {
+    let product = |m| {
+        Key::Op(Op::Gemm {
+            m,
+            n: 64,
+            k: 64,
+            pass: Pass::Forward,
+            dtype: Dtype::F32,
+        })
+    };
+    let bytes = |bytes| collective(CollectiveKind::AllToAll, bytes, 4, 4);
+    let samples = vec![
+        Sample::of(product(1000), Taken::Training, vec![2e-3]),
+        Sample::of(product(1100), Taken::Training, vec![1e-3; 9]),
+        Sample::of(Key::Collective(bytes(1000)), Taken::Training, vec![3e-3]),
+        Sample::of(Key::Collective(bytes(1100)), Taken::Cold, vec![1e-3; 50]),
+    ];
+    let profile = Profile {
+        cores: 2,
+        concurrent_ranks: 4,
+        ..Profile::of("cpu", samples)
+    };
+    let costs = Costs::for_cluster(&local(4), &[profile]);
+    let Key::Op(larger) = product(1000) else {
+        unreachable!("a product is an op");
+    };
+    check_within("a product", costs.op(&larger).time.0, 2e-3, 1e-6);
+    let exchanged = costs.collective(&bytes(1000)).time.0;
+    check_within("an exchange", exchanged, 3e-3, 0.02);
+}
+
 fn shipped_turns() -> f64 {
     Costs::for_cluster(&local(4), &[]).turns()
 }
