@@ -549,10 +549,9 @@ pub fn add_busy<'a>(
 
 #[cfg(test)]
 mod tests {
-    use moefold_profiles::Precision;
 
     use super::*;
-    use crate::choice::{CpComm, Dispatcher, Graphs, Module, Recompute, StackName};
+    use crate::choice::{Graphs, Module, Recompute, StackName};
     use crate::layout::{Batch, Layout, PartialDegrees};
     use crate::local::Local;
     use crate::model::presets;
@@ -591,21 +590,9 @@ mod tests {
         };
         let degrees: PartialDegrees = "tp=2,cp=2,pp=1,ep=4,etp=2,mbs=1".parse().expect("degrees");
         let layout = Layout::new(&degrees.or_one(16), &model, &batch).expect("legal");
-        let setting = Setting {
-            model: &model,
-            layout: &layout,
-            local: &Local::new(&layout, &model, &batch, 1.0),
-            groups: &LayerGroups::new(&layout, &cluster),
-            precision: Precision::Bf16,
-            dispatcher: Dispatcher::Alltoall,
-            cp_comm: CpComm::default(),
-            capacity: None,
-            shared_beside: false,
-            sharded: false,
-            offload: crate::choice::Offload::NONE,
-            graphs: crate::choice::Graphs::NONE,
-            fp8_attention: false,
-        };
+        let local = Local::new(&layout, &model, &batch, 1.0);
+        let groups = LayerGroups::new(&layout, &cluster);
+        let setting = Setting::plain(&model, &layout, &local, &groups);
         let costs = Costs::for_cluster(&cluster, &[]);
         let sets = [
             Recompute::None,
@@ -646,21 +633,9 @@ mod tests {
         let hides = stack.clone().under(Graphs::NONE, Some(beside));
         for slower in [1.0, 100.0] {
             cluster.gpu.nvlink_gb_per_s = 450.0 / slower;
-            let setting = Setting {
-                model: &model,
-                layout: &layout,
-                local: &Local::new(&layout, &model, &batch, 1.0),
-                groups: &LayerGroups::new(&layout, &cluster),
-                precision: Precision::Bf16,
-                dispatcher: Dispatcher::Alltoall,
-                cp_comm: CpComm::default(),
-                capacity: None,
-                shared_beside: false,
-                sharded: false,
-                offload: crate::choice::Offload::NONE,
-                graphs: Graphs::NONE,
-                fp8_attention: false,
-            };
+            let local = Local::new(&layout, &model, &batch, 1.0);
+            let groups = LayerGroups::new(&layout, &cluster);
+            let setting = Setting::plain(&model, &layout, &local, &groups);
             let costs = Costs::for_cluster(&cluster, &[]);
             let layer = Declared.work(&setting, Piece::Layer(&model.layers[0]), &[]);
             for list in [layer.forward, layer.backward] {
@@ -704,19 +679,8 @@ mod tests {
             let local = Local::new(&layout, &model, &batch, 1.0);
             let groups = LayerGroups::new(&layout, &cluster);
             let setting = |shared_beside| Setting {
-                model: &model,
-                layout: &layout,
-                local: &local,
-                groups: &groups,
-                precision: Precision::Bf16,
-                dispatcher: Dispatcher::Alltoall,
-                cp_comm: CpComm::default(),
-                capacity: None,
                 shared_beside,
-                sharded: false,
-                offload: crate::choice::Offload::NONE,
-                graphs: crate::choice::Graphs::NONE,
-                fp8_attention: false,
+                ..Setting::plain(&model, &layout, &local, &groups)
             };
             let piece = Piece::Layer(&model.layers[1]);
             let [apart, beside] =

@@ -359,10 +359,8 @@ fn lower_linear(work: &mut Writer<'_>, linear: &LinearMixer) {
 
 #[cfg(test)]
 mod tests {
-    use moefold_profiles::Precision;
 
     use super::*;
-    use crate::choice::Dispatcher;
     use crate::layout::Batch;
     use crate::local::Local;
     use crate::lower::layer;
@@ -382,23 +380,14 @@ mod tests {
         let degrees = space(&model, 8, &batch, &pins).next().expect("pinned");
         let layout = Rules::new(&model, &batch).layout(&degrees);
         let layout = layout.expect("a legal layout");
+        let local = Local::new(&layout, &model, &batch, 1.0);
+        let groups = LayerGroups {
+            cp_inside: 2,
+            ..LayerGroups::new(&layout, &cluster)
+        };
         let setting = Setting {
-            model: &model,
-            layout: &layout,
-            local: &Local::new(&layout, &model, &batch, 1.0),
-            groups: &LayerGroups {
-                cp_inside: 2,
-                ..LayerGroups::new(&layout, &cluster)
-            },
-            precision: Precision::Bf16,
-            dispatcher: Dispatcher::Alltoall,
-            capacity: None,
             cp_comm,
-            shared_beside: false,
-            sharded: false,
-            offload: crate::choice::Offload::NONE,
-            graphs: crate::choice::Graphs::NONE,
-            fp8_attention: false,
+            ..Setting::plain(&model, &layout, &local, &groups)
         };
         let lowered = layer(&setting, &model.layers[0]);
         [lowered.forward, lowered.backward]

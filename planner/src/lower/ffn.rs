@@ -223,10 +223,8 @@ fn grouped_linear(work: &mut Writer<'_>, rows: u64, n: u64, k: u64) {
 
 #[cfg(test)]
 mod tests {
-    use moefold_profiles::Precision;
 
     use super::*;
-    use crate::choice::CpComm;
     use crate::layout::Batch;
     use crate::local::Local;
     use crate::lower::layer;
@@ -262,20 +260,11 @@ mod tests {
         let layout = Rules::new(&model, &batch)
             .layout(&degrees.next().expect("pinned"))
             .expect("a legal layout");
+        let local = Local::new(&layout, &model, &batch, 1.0);
+        let groups = LayerGroups::new(&layout, &cluster);
         let setting = Setting {
-            model: &model,
-            layout: &layout,
-            local: &Local::new(&layout, &model, &batch, 1.0),
-            groups: &LayerGroups::new(&layout, &cluster),
-            precision: Precision::Bf16,
             dispatcher,
-            cp_comm: CpComm::default(),
-            capacity: None,
-            shared_beside: false,
-            sharded: false,
-            offload: crate::choice::Offload::NONE,
-            graphs: crate::choice::Graphs::NONE,
-            fp8_attention: false,
+            ..Setting::plain(&model, &layout, &local, &groups)
         };
         layer(&setting, &model.layers[0])
     }

@@ -49,20 +49,12 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
     let local = Local::new(layout, job.model, job.batch, 1.0).within(job.model, job.capacity);
     let groups = LayerGroups::new(layout, job.cluster);
     let setting = Setting {
-        model: job.model,
-        layout,
-        local: &local,
-        groups: &groups,
         precision: job.precision,
         dispatcher: job.dispatcher,
         cp_comm: job.cp_comm,
         capacity: job.capacity,
         // The same is run, in whatever order.
-        shared_beside: false,
-        sharded: false,
-        offload: crate::choice::Offload::NONE,
-        graphs: crate::choice::Graphs::NONE,
-        fp8_attention: false,
+        ..Setting::plain(job.model, layout, &local, &groups)
     };
     let mut found = Vec::new();
     let mut seen: Vec<&Layer> = Vec::new();

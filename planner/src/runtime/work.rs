@@ -243,3 +243,29 @@ pub struct Setting<'a> {
     /// Whether attention multiplies in FP8.
     pub fp8_attention: bool,
 }
+
+impl<'a> Setting<'a> {
+    /// A layout in bf16 with nothing chosen beside it: tokens are exchanged all to all.
+    pub(crate) fn plain(
+        model: &'a Model,
+        layout: &'a Layout,
+        local: &'a Local,
+        groups: &'a LayerGroups,
+    ) -> Self {
+        Self {
+            model,
+            layout,
+            local,
+            groups,
+            precision: Precision::Bf16,
+            dispatcher: Dispatcher::Alltoall,
+            cp_comm: CpComm::default(),
+            capacity: None,
+            shared_beside: false,
+            sharded: false,
+            offload: Offload::NONE,
+            graphs: Graphs::NONE,
+            fp8_attention: false,
+        }
+    }
+}

@@ -593,9 +593,7 @@ mod tests {
     use moefold_profiles::{HostTimes, TensorClass};
 
     use super::*;
-    use crate::choice::{
-        CpComm, Dispatcher, Graphs, Masters, Optimizer, PrimaryWeights, StackName,
-    };
+    use crate::choice::{Masters, Optimizer, PrimaryWeights, StackName};
     use crate::layout::{Batch, Layout, PartialDegrees};
     use crate::memory;
     use crate::model::presets;
@@ -729,21 +727,9 @@ mod tests {
         for (pins, matrices) in [("tp=1,pp=1,ep=64", 1), ("tp=1,pp=2,ep=32", 2)] {
             let degrees: PartialDegrees = format!("{pins},mbs=1").parse().expect("degrees");
             let layout = Layout::new(&degrees.or_one(64), &model, &batch).expect("legal");
-            let setting = Setting {
-                model: &model,
-                layout: &layout,
-                local: &Local::new(&layout, &model, &batch, 1.0),
-                groups: &LayerGroups::new(&layout, &cluster),
-                precision: Precision::Bf16,
-                dispatcher: Dispatcher::Alltoall,
-                cp_comm: CpComm::default(),
-                capacity: None,
-                shared_beside: false,
-                sharded: false,
-                offload: Offload::NONE,
-                graphs: Graphs::NONE,
-                fp8_attention: false,
-            };
+            let local = Local::new(&layout, &model, &batch, 1.0);
+            let groups = LayerGroups::new(&layout, &cluster);
+            let setting = Setting::plain(&model, &layout, &local, &groups);
             let head = Declared.memory(&setting, Piece::Head, &[Recompute::Full]);
             let depths = shard::mtp(&model, setting.local)[0].split;
             assert_eq!(head[0].shard.split - depths, matrices * matrix, "{pins}");
