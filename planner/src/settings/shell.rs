@@ -659,7 +659,8 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
             let script = format!("A=--bf16\n{}$A --lr 1\n", repeated.repeat(60));
             let error = super::parse("script.sh", &script).expect_err(repeated);
             let said = error.to_string();
-            let begins = format!("script.sh:{refused}: found `variables that stand for over 8 MiB`");
+            let begins =
+                format!("script.sh:{refused}: found `variables that stand for over 8 MiB`");
             assert!(said.starts_with(&begins), "{said}");
         }
         // A thousand lines that each add a word are a script as others.
