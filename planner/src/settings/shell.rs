@@ -398,8 +398,9 @@ fn commands(text: &str) -> Vec<(usize, Vec<Word>)> {
         if !command.is_empty() {
             all.push((line, command));
         }
-        let read = &reader.rest[begins..reader.at];
-        line += read.iter().filter(|&&found| found == '\n').count();
+        // A backslash at the very end is read with what it would quote.
+        let read = reader.rest[begins..].iter().take(reader.at - begins);
+        line += read.filter(|&&found| found == '\n').count();
     }
     all
 }
@@ -666,6 +667,7 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
         // A thousand lines that each add a word are a script as others.
         let added = format!("A=--bf16\n{}$A\n", "A+=\" --lr 1\"\n".repeat(1000));
         assert_eq!(parse(&added).get("lr"), Some(&words(&["1"])));
+        assert_eq!(parse("--lr 1\\").get("lr"), Some(&words(&["1"])));
         let deep = format!(
             "A={}1{}\n--lr $A\n",
             "${B:-".repeat(20_000),
