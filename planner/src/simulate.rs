@@ -11,9 +11,13 @@ mod bound;
 #[cfg(test)]
 mod tests;
 
+use std::array;
+use std::iter::Flatten;
+
 use moefold_profiles::trace::{Lane, Origin};
 use moefold_profiles::units::{Instant, Span};
 use moefold_profiles::{Category, Trace, TraceSpan};
+use petgraph::visit::{DfsPostOrder, GraphBase, GraphRef, IntoNeighbors, VisitMap, Visitable};
 
 use crate::schedule::{Action, ActionIndex, Microbatch, Schedule, Stage};
 
@@ -476,31 +480,81 @@ fn programs(schedule: &Schedule) -> (Vec<Node>, Vec<usize>) {
     (nodes, begins)
 }
 
-/// All work, each after what it waits for: ranks go on as far as they can, to and fro, as results travel both ways.
+/// All work, each after what it waits for. The steps at the end wait for all ranks.
 fn in_order(nodes: &[Node], begins: &[usize]) -> Vec<NodeIndex> {
-    let ranks = begins.len() - 1;
-    let mut next = begins[..ranks].to_vec();
+    let waits = Waits { nodes, begins };
+    let steps = begins[1..].iter().map(|end| (end - 1) as NodeIndex);
     let mut order = Vec::with_capacity(nodes.len());
-    let mut done = vec![false; nodes.len()];
-    while order.len() + ranks < nodes.len() {
-        let before = order.len();
-        for rank in (0..ranks).chain((0..ranks).rev()) {
-            // The steps at the end wait for all ranks.
-            while next[rank] + 1 < begins[rank + 1] {
-                let node = next[rank];
-                let mut receives = nodes[node].receives.iter().flatten();
-                if !receives.all(|&(from, _)| done[from as usize]) {
-                    break;
-                }
-                done[node] = true;
-                order.push(node as NodeIndex);
-                next[rank] += 1;
-            }
+    let mut walk = DfsPostOrder::empty(waits);
+    for step in steps.clone() {
+        walk.move_to(step - 1);
+        while let Some(node) = walk.next(waits) {
+            let is_done = |before: NodeIndex| walk.finished.is_visited(&before);
+            assert!(
+                waits.neighbors(node).all(is_done),
+                "a sound schedule has no cycle"
+            );
+            order.push(node);
         }
-        assert!(order.len() > before, "a sound schedule has no cycle");
     }
-    order.extend(next.into_iter().map(|step| step as NodeIndex));
+    order.extend(steps);
     order
+}
+
+/// The graph of the work before the steps, whose edges lead from work to what it waits for.
+#[derive(Debug, Clone, Copy)]
+struct Waits<'a> {
+    nodes: &'a [Node],
+    begins: &'a [usize],
+}
+
+/// Work that a walk has seen.
+#[derive(Debug)]
+struct Seen(Vec<bool>);
+
+impl GraphBase for Waits<'_> {
+    type NodeId = NodeIndex;
+    type EdgeId = ();
+}
+
+impl GraphRef for Waits<'_> {}
+
+impl IntoNeighbors for Waits<'_> {
+    type Neighbors = Flatten<array::IntoIter<Option<NodeIndex>, 3>>;
+
+    fn neighbors(self, node: NodeIndex) -> Self::Neighbors {
+        let Node { rank, receives, .. } = self.nodes[node as usize];
+        let [one, other] = receives.map(|receive| receive.map(|(from, _)| from));
+        let begins = self.begins[rank as usize] == node as usize;
+        let before = (!begins).then(|| node - 1);
+        [one, other, before].into_iter().flatten()
+    }
+}
+
+impl Visitable for Waits<'_> {
+    type Map = Seen;
+
+    fn visit_map(&self) -> Seen {
+        Seen(vec![false; self.nodes.len()])
+    }
+
+    fn reset_map(&self, map: &mut Seen) {
+        map.0.fill(false);
+    }
+}
+
+impl VisitMap<NodeIndex> for Seen {
+    fn visit(&mut self, node: NodeIndex) -> bool {
+        !std::mem::replace(&mut self.0[node as usize], true)
+    }
+
+    fn is_visited(&self, node: &NodeIndex) -> bool {
+        self.0[*node as usize]
+    }
+
+    fn unvisit(&mut self, node: NodeIndex) -> bool {
+        std::mem::replace(&mut self.0[node as usize], false)
+    }
 }
 
 /// The boundary that a send crosses, named by the stage before it.
