@@ -21,13 +21,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::child::{Guarded, await_steps, children, signal, state};
-use common::draws::{Draws, When, await_moment, seed};
+use common::draws::{When, await_moment, seed};
 use common::json;
 use common::outcome::run;
 use common::plans::Bench;
 use common::program::program;
 use common::runs::{ENDLESS, FOUR, TWO, until};
 use common::tiny::fixture;
+use moefold_profiles::random::SplitMix64;
 
 const ONE: (&str, &str) = ("1", "tp=1,ep=1,etp=1,mbs=2");
 
@@ -515,12 +516,12 @@ struct Blow {
 }
 
 impl Blow {
-    fn drawn(draws: &mut Draws, apart: bool) -> Self {
+    fn drawn(draws: &mut SplitMix64, apart: bool) -> Self {
         Self {
             how: ["KILL", "KILL", "TERM", "INT"][draws.below(4) as usize],
             apart,
             every: 1 + draws.below(3),
-            when: draws.moment(),
+            when: When::drawn(draws),
         }
     }
 }
@@ -562,7 +563,7 @@ fn strike(bench: &Bench, ranks: &str, out: &str, from: Option<&str>, blow: Blow)
 
 /// One run through so many blows, and what must be left of it.
 fn chain(bench: &Bench, name: &str, seed: u64, blows: usize) {
-    let mut draws = Draws(seed);
+    let mut draws = SplitMix64::new(seed);
     let apart = draws.below(2) == 1;
     let ranks = if apart { "2" } else { "4" };
     let mut parts: Vec<String> = Vec::new();

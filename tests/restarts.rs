@@ -15,12 +15,13 @@ use std::fs;
 use std::path::Path;
 
 use common::child::{Guarded, await_steps, children, signal, state};
-use common::draws::{Draws, await_moment, seed};
+use common::draws::{When, await_moment, seed};
 use common::json;
 use common::outcome::run;
 use common::plans::Bench;
 use common::program::program;
 use common::runs::{ENDLESS, FOUR, TWO, until};
+use moefold_profiles::random::SplitMix64;
 
 /// A run that restarts, while it goes on.
 struct Restarting<'a> {
@@ -396,7 +397,7 @@ fn restarts_that_make_no_sense_are_refused_by_the_flag() {
 fn oracle_a_run_that_restarts_again_and_again_equals_one_that_does_not() {
     let bench = Bench::new(&[TWO, FOUR]);
     for seed in seed()..seed() + 20 {
-        let mut draws = Draws(seed);
+        let mut draws = SplitMix64::new(seed);
         let ranks = [2, 4][draws.below(2) as usize];
         // What fails names it.
         let (out, name) = (format!("MOEFOLD_SEED={seed}"), ranks.to_string());
@@ -412,7 +413,7 @@ fn oracle_a_run_that_restarts_again_and_again_equals_one_that_does_not() {
         let mut it = Restarting::start(&bench, &name, &out, &[&ENDLESS[..], &flags].concat());
         let mut saved = 0;
         for _ in 0..4 {
-            let when = draws.moment();
+            let when = When::drawn(&mut draws);
             // Of a rank that is stopped, the others hear after a while.
             let (how, rank) = (
                 ["KILL", "KILL", "KILL", "STOP"][draws.below(4) as usize],

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use moefold_kernels::cases::{self, Load, Source};
 use moefold_kernels::{Device, Dtype, Op, Pass, Tensor, TensorClass};
+use moefold_profiles::random::SplitMix64;
 
 const HIDDEN: u64 = 512;
 const HEADS: u64 = 8;
@@ -29,20 +30,13 @@ struct Bench {
     device: Device,
     filter: String,
     seconds: f64,
-    state: u64,
+    random: SplitMix64,
 }
 
 impl Bench {
-    /// Values in -0.5..0.5 from a linear congruential generator: the same on every run.
+    /// Values in -0.5..0.5, the same on every run.
     fn values(&mut self, len: usize) -> Vec<f32> {
-        let mut next = || {
-            self.state = self
-                .state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (self.state >> 40) as f32 / (1u32 << 24) as f32 - 0.5
-        };
-        (0..len).map(|_| next()).collect()
+        (0..len).map(|_| self.random.unit() as f32 - 0.5).collect()
     }
 
     /// Times the op of this key and prints one line; what it writes first is hashed.
@@ -132,7 +126,7 @@ fn main() {
         device: Device::cpu(threads),
         filter,
         seconds,
-        state: 1,
+        random: SplitMix64::new(1),
     };
     println!("{:?}", b.device);
     for (label, op) in products().into_iter().chain(experts()).chain(rest()) {

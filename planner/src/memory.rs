@@ -35,6 +35,11 @@ pub struct Occupancy {
 }
 
 impl Occupancy {
+    /// The fewest microbatches that a chunk of the rank has between forward and backward pass.
+    pub(crate) fn least_live(&self) -> u32 {
+        self.live.iter().copied().min().unwrap_or(0)
+    }
+
     fn dominates(&self, other: &Self) -> bool {
         let all = |own: &[u32], others: &[u32]| own.iter().zip(others).all(|(a, b)| a >= b);
         self.chunk == other.chunk

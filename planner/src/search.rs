@@ -47,7 +47,7 @@ use rayon::prelude::*;
 
 use crate::answer::{InsideDomain, SearchRecord, Shortage, Why};
 use crate::choice::{Objective, Offload, Recompute, ScheduleName};
-use crate::layout::{Illegal, Layout, Order, PartialDegrees};
+use crate::layout::{Degrees, Illegal, Layout, Order, PartialDegrees};
 use crate::memory;
 use crate::mesh::{GroupKind, placement};
 use crate::model::Model;
@@ -173,7 +173,7 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
         space: total,
         refusals,
         too_large,
-        all_illegal,
+        any_legal,
     } = candidates(&questions, gpus, &rules, watch)?;
     let counts = refusals.iter().map(|r| (r.reason.to_owned(), r.count));
     let mut refused: BTreeMap<String, u64> = counts.collect();
@@ -181,7 +181,7 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
         .into_iter()
         .map(|r| (r.reason.to_owned(), r.example));
     let examples: BTreeMap<String, String> = sentences.collect();
-    if all_illegal {
+    if !any_legal {
         return Err(PlanError::NoneLegal {
             refused,
             examples,
@@ -192,14 +192,13 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
     let shapes = shapes(&layouts, questions.len());
     let occupancies = all_occupancies(&questions[0], &layouts);
     let mut units = units(&questions, &layouts, &shapes, &occupancies);
-    units.sort_unstable_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
+    units.par_sort_unstable_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
 
     let mut tally = Tally::default();
-    let ordered: Vec<&Unit<'_>> = units.iter().collect();
-    let mut known = Known::new(if options.front > 0 { &ordered } else { &[] });
+    let mut known = Known::new(if options.front > 0 { &units } else { &[] });
     let Ranked { ranking, unseen } = rank(
         &questions,
-        &ordered,
+        (units.iter(), units.len()),
         options.top,
         (&mut tally, &mut known),
         watch,
@@ -256,7 +255,7 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
         && let Some(best) = ranking.first()
     {
         let (feasible, steps) = (&mut search.feasible, options.front);
-        known.front(&mut questions, &ordered, best, (feasible, steps), watch);
+        known.front(&mut questions, &units, best, (feasible, steps), watch);
     }
     Ok((priced, search))
 }
@@ -355,6 +354,7 @@ fn bounds(asked: &Asked<'_>, own: &PlannedLayout) -> Option<[f64; 2]> {
 }
 
 /// The tuples of degrees of a space, judged.
+#[derive(Default)]
 struct Candidates {
     /// Those that are legal and worth trying.
     layouts: Vec<Layout>,
@@ -365,8 +365,8 @@ struct Candidates {
     refusals: Vec<Refusal>,
     /// Candidates whose weights alone are too much.
     too_large: u64,
-    /// Whether no tuple is legal.
-    all_illegal: bool,
+    /// Whether some tuple is legal.
+    any_legal: bool,
 }
 
 /// Candidates refused for one reason.
@@ -378,8 +378,8 @@ struct Refusal {
     example: String,
 }
 
-/// Tuples that are judged between two looks at the watch.
-const JUDGED: usize = 1 << 14;
+/// Tuples that are judged between two looks at the watch, and those of them that are judged together.
+const JUDGED: [usize; 2] = [1 << 16, 1 << 11];
 
 fn candidates(
     questions: &[Question<'_>],
@@ -389,62 +389,29 @@ fn candidates(
 ) -> Result<Candidates, PlanError> {
     let question = &questions[0];
     let options = question.options;
-    let mut found = Candidates {
-        layouts: Vec::new(),
-        space: 0,
-        refusals: Vec::new(),
-        too_large: 0,
-        all_illegal: true,
-    };
-    let (capacity, mut weights) = (question.capacity(), Weights::new());
-    let (mut broken, mut each) = (Vec::new(), Vec::new());
     let spaces = pins(options, gpus).into_iter();
-    let tuples = spaces.flat_map(|pins| space(question.model, gpus, &options.batch, &pins));
-    for (number, degrees) in tuples.enumerate() {
+    let mut tuples = spaces.flat_map(|pins| space(question.model, gpus, &options.batch, &pins));
+    let mut found = Candidates::default();
+    let [at_once, together] = JUDGED;
+    loop {
         let making = Progress {
             seen: 0,
             layouts: 0,
             best_s: None,
         };
-        if number % JUDGED == 0 && watch(&making).is_break() {
+        if watch(&making).is_break() {
             return Err(PlanError::Stopped);
         }
-        let ways = questions.iter().map(|question| question.ways(&degrees));
-        each.clear();
-        each.extend(questions.iter().zip(ways));
-        let legal = each.iter().map(|(of, ways)| ways * of.legal_sets());
-        let legal: u64 = legal.sum();
-        let illegal = each
-            .iter()
-            .map(|(of, ways)| ways * of.illegal_sets.len() as u64);
-        let all = legal + illegal.sum::<u64>();
-        found.space += all;
-        match rules.judge(&degrees, true, &mut broken) {
-            Some(layout) => {
-                found.all_illegal = false;
-                let fits = held(question, &layout, &mut weights) <= capacity;
-                let other = question.renumbered(&layout);
-                if other.is_some() {
-                    found.space += all;
-                }
-                // What is refused of one order is of the other.
-                for layout in iter::once(layout).chain(other) {
-                    for (question, ways) in &each {
-                        for illegal in &question.illegal_sets {
-                            found.refuse(illegal.reason(), *ways, illegal);
-                        }
-                    }
-                    if fits {
-                        found.layouts.push(layout);
-                    } else {
-                        found.too_large += legal;
-                    }
-                }
-            }
-            None => found.refuse(broken[0].reason(), all, &broken[0]),
+        let some: Vec<Degrees> = tuples.by_ref().take(at_once).collect();
+        let parts: Vec<Candidates> = some
+            .par_chunks(together)
+            .map(|some| Candidates::among(questions, rules, some))
+            .collect();
+        parts.into_iter().for_each(|part| found.add(part));
+        if some.len() < at_once {
+            return Ok(found);
         }
     }
-    Ok(found)
 }
 
 /// What is pinned of each space that is looked at: one, or where stages are given one for each division of them
@@ -473,6 +440,61 @@ fn pins(options: &SearchOptions, gpus: u32) -> Vec<PartialDegrees> {
 }
 
 impl Candidates {
+    /// Those among some tuples.
+    fn among(questions: &[Question<'_>], rules: &Rules, tuples: &[Degrees]) -> Self {
+        let question = &questions[0];
+        let (capacity, mut weights) = (question.capacity(), Weights::new());
+        let (mut broken, mut each) = (Vec::new(), Vec::new());
+        let mut found = Self::default();
+        for degrees in tuples {
+            let ways = questions.iter().map(|question| question.ways(degrees));
+            each.clear();
+            each.extend(questions.iter().zip(ways));
+            let legal = each.iter().map(|(of, ways)| ways * of.legal_sets());
+            let legal: u64 = legal.sum();
+            let illegal = each
+                .iter()
+                .map(|(of, ways)| ways * of.illegal_sets.len() as u64);
+            let all = legal + illegal.sum::<u64>();
+            found.space += all;
+            let Some(layout) = rules.judge(degrees, true, &mut broken) else {
+                found.refuse(broken[0].reason(), all, &broken[0]);
+                continue;
+            };
+            found.any_legal = true;
+            let fits = held(question, &layout, &mut weights) <= capacity;
+            let other = question.renumbered(&layout);
+            if other.is_some() {
+                found.space += all;
+            }
+            // What is refused of one order is of the other.
+            for layout in iter::once(layout).chain(other) {
+                for (question, ways) in &each {
+                    for illegal in &question.illegal_sets {
+                        found.refuse(illegal.reason(), *ways, illegal);
+                    }
+                }
+                if fits {
+                    found.layouts.push(layout);
+                } else {
+                    found.too_large += legal;
+                }
+            }
+        }
+        found
+    }
+
+    /// Adds those of the tuples that follow.
+    fn add(&mut self, other: Self) {
+        self.layouts.extend(other.layouts);
+        self.space += other.space;
+        self.too_large += other.too_large;
+        self.any_legal |= other.any_legal;
+        for of in other.refusals {
+            self.refuse(of.reason, of.count, &of.example);
+        }
+    }
+
     /// Counts; the sentence is written once a reason, for there are many refusals.
     fn refuse(&mut self, reason: &'static str, count: u64, why: &dyn std::fmt::Display) {
         match self.refusals.iter_mut().find(|r| r.reason == reason) {
@@ -502,10 +524,10 @@ struct Unseen {
     floor: f64,
 }
 
-/// Ranks units, which come in the order of their floors.
+/// Ranks units, so many at most, which come in the order of their floors.
 fn rank<'a>(
     questions: &[Question<'_>],
-    units: &[&'a Unit<'a>],
+    (mut units, layouts): (impl Iterator<Item = &'a Unit<'a>>, usize),
     top: usize,
     (tally, known): (&mut Tally, &mut Known<'a>),
     watch: &Watch<'_>,
@@ -513,25 +535,29 @@ fn rank<'a>(
     let objective = questions[0].options.objective;
     let mut ranking: Vec<Found<'a>> = Vec::new();
     let mut unseen = None;
-    for (number, batch) in units.chunks(BATCH).enumerate() {
+    for number in 0.. {
+        let batch: Vec<&'a Unit<'a>> = units.by_ref().take(BATCH).collect();
         let limit = match ranking.get(top - 1) {
             Some(last) => last.score(objective),
             None => f64::INFINITY,
         };
-        if batch[0].floor >= limit {
+        let Some(floor) = batch.first().map(|unit| unit.floor) else {
+            break;
+        };
+        if floor >= limit {
             break;
         }
         let progress = Progress {
             seen: (number * BATCH) as u64,
-            layouts: units.len() as u64,
+            layouts: layouts as u64,
             best_s: ranking.first().map(|best| best.step_s),
         };
         if watch(&progress).is_break() {
-            let left = units[number * BATCH..].iter();
+            let left = batch.into_iter().chain(units);
             let left = left.filter(|unit| unit.floor < limit);
             unseen = Some(Unseen {
                 children: left.map(|unit| unit.children(questions)).sum(),
-                floor: batch[0].floor,
+                floor,
             });
             break;
         }
@@ -570,12 +596,11 @@ fn inside_domain(
     units: &[Unit<'_>],
     watch: &Watch<'_>,
 ) -> Option<InsideDomain> {
-    let near: Vec<&Unit<'_>> = units
+    let near = units
         .iter()
-        .filter(|unit| experts_inside_domain(&questions[0], unit.layout))
-        .collect();
+        .filter(|unit| experts_inside_domain(&questions[0], unit.layout));
     let unsaid = (&mut Tally::default(), &mut Known::new(&[]));
-    let Ranked { ranking, unseen } = rank(questions, &near, 1, unsaid, watch);
+    let Ranked { ranking, unseen } = rank(questions, (near, units.len()), 1, unsaid, watch);
     unseen.is_none().then(|| InsideDomain {
         gpus_per_domain: questions[0].cluster.gpus_per_domain,
         best: ranking
@@ -768,19 +793,18 @@ fn units<'a>(
     let works: Vec<(&Question<'_>, Works)> =
         fastest.map(|of| (of, Works::new(of, all()))).collect();
     let objective = question.options.objective;
-    let mut weights = Weights::new();
     let of_shape = |shapes: &Vec<Shapes>| -> Vec<ShapeWork> {
         let each = works.iter();
         each.flat_map(|(of, works)| works.of(of, shapes[0].layout()))
             .collect()
     };
     let known: BTreeMap<[u32; 5], _> = shapes
-        .iter()
+        .par_iter()
         .map(|(&key, shapes)| (key, (of_shape(shapes), shapes)))
         .collect();
     layouts
-        .iter()
-        .map(|layout| {
+        .par_iter()
+        .map_init(Weights::new, |weights, layout| {
             let (work, shapes) = &known[&shape_key(layout)];
             let floor = match objective {
                 Objective::Throughput => {
@@ -788,7 +812,7 @@ fn units<'a>(
                     let floors = work.iter().map(|work| floor_s(question, layout, work));
                     floors.fold(f64::INFINITY, f64::min)
                 }
-                Objective::Memory => held(question, layout, &mut weights).gib(),
+                Objective::Memory => held(question, layout, weights).gib(),
             };
             Unit {
                 layout,

@@ -14,10 +14,6 @@ mod tests;
 use moefold_profiles::trace::{Lane, Origin};
 use moefold_profiles::units::{Instant, Span};
 use moefold_profiles::{Category, Trace, TraceSpan};
-use petgraph::Direction::Incoming;
-use petgraph::algo::toposort;
-use petgraph::graph::{DiGraph, NodeIndex};
-use petgraph::visit::EdgeRef;
 
 use crate::schedule::{Action, ActionIndex, Microbatch, Schedule, Stage};
 
@@ -188,25 +184,19 @@ pub fn simulate(schedule: &Schedule, times: &StageTimes) -> Timeline {
     Simulator::new(schedule).run(times)
 }
 
-/// Work on one rank, and the message it ends with.
+/// Work on one rank, the messages it waits for and those it ends with.
 #[derive(Debug, Clone, Copy)]
 struct Node {
     rank: u32,
     action: Action,
+    /// The work whose results it waits for, with the boundaries that they come over, in the order in which they are sent.
+    receives: [Option<(NodeIndex, Stage)>; 2],
     /// The boundaries that the results are sent over.
     sends: [Option<Stage>; 2],
 }
 
-/// Why work waits for other work.
-#[derive(Debug, Clone, Copy)]
-enum Dependency {
-    /// The same rank does one after the other.
-    Program,
-    /// A message over the boundary after a stage.
-    Message(Stage),
-    /// The gradient norm needs every rank.
-    Barrier,
-}
+/// A place among all work: rank after rank, each in program order.
+type NodeIndex = u32;
 
 /// The dependencies of a schedule, built once and run with many times.
 #[derive(Debug)]
@@ -214,7 +204,11 @@ pub struct Simulator {
     pp: u32,
     num_stages: u32,
     microbatches: u32,
-    graph: DiGraph<Node, Dependency>,
+    nodes: Vec<Node>,
+    /// By rank, where its work begins, and where the last ends. A rank's last work is its optimizer step, which waits for
+    /// what every other does before its own.
+    begins: Vec<usize>,
+    /// Each after what it waits for.
     order: Vec<NodeIndex>,
 }
 
@@ -235,28 +229,14 @@ impl Simulator {
     /// # Panics
     /// On a schedule that does not [`Schedule::validate`], or sends more often than passes give something.
     pub fn new(schedule: &Schedule) -> Self {
-        let (mut graph, messages) = programs(schedule);
-        for (from, to, boundary) in messages {
-            graph.add_edge(from, to, Dependency::Message(boundary));
-        }
-        let steps: Vec<NodeIndex> = graph
-            .node_indices()
-            .filter(|&node| graph[node].action == Action::OptimizerStep)
-            .collect();
-        for &step in &steps {
-            // A step is the last on its rank, so the work before it is the node before it.
-            for last in steps.iter().map(|other| NodeIndex::new(other.index() - 1)) {
-                if graph[last].rank != graph[step].rank {
-                    graph.add_edge(last, step, Dependency::Barrier);
-                }
-            }
-        }
-        let order = toposort(&graph, None).expect("a sound schedule has no cycle");
+        let (nodes, begins) = programs(schedule);
+        let order = in_order(&nodes, &begins);
         Self {
             pp: schedule.pp,
             num_stages: schedule.num_stages(),
             microbatches: schedule.microbatches,
-            graph,
+            nodes,
+            begins,
             order,
         }
     }
@@ -268,7 +248,7 @@ impl Simulator {
         let total = end - Instant(0);
         let mut ranks = vec![RankTime::default(); self.pp as usize];
         let mut ready = vec![Instant(0); self.pp as usize];
-        for (node, ran) in self.graph.node_weights().zip(&ran) {
+        for (node, ran) in self.nodes.iter().zip(&ran) {
             let time = &mut ranks[node.rank as usize];
             let duration = ran.end - ran.start;
             time.p2p += ran.in_transit + held(node, times);
@@ -309,7 +289,7 @@ impl Simulator {
     /// follow each other, and their durations should sum to the action's.
     pub fn trace(&self, times: &StageTimes, parts: impl Fn(Action, Span) -> Vec<Part>) -> Trace {
         let mut spans = Vec::new();
-        for (node, ran) in self.graph.node_weights().zip(self.ran(times)) {
+        for (node, ran) in self.nodes.iter().zip(self.ran(times)) {
             let mut push = |part: Part, start: Instant| {
                 let end = start + part.duration;
                 spans.push(TraceSpan {
@@ -349,28 +329,33 @@ impl Simulator {
 
     fn ran(&self, times: &StageTimes) -> Vec<Ran> {
         times.check(self.pp, self.num_stages);
-        let mut ran = vec![Ran::default(); self.graph.node_count()];
-        for &node in &self.order {
+        let mut ran = vec![Ran::default(); self.nodes.len()];
+        // When the work before a rank's step has ended.
+        let ends = |ran: &[Ran], rank: usize| {
+            let last = self.begins[rank + 1] - 2;
+            ran[last].end + held(&self.nodes[last], times)
+        };
+        for &index in &self.order {
+            let index = index as usize;
+            let node = &self.nodes[index];
+            let rank = node.rank as usize;
             let (mut free, mut ready, mut hop) = (Instant(0), Instant(0), Span::ZERO);
-            for edge in self.graph.edges_directed(node, Incoming) {
-                let before = edge.source();
-                let end = ran[before.index()].end;
-                match edge.weight() {
-                    Dependency::Program => free = end + held(&self.graph[before], times),
-                    Dependency::Barrier => {
-                        ready = ready.max(end + held(&self.graph[before], times));
-                    }
-                    Dependency::Message(boundary) => {
-                        hop = times.hop[boundary.0 as usize];
-                        ready = ready
-                            .max(end + before_sending(&self.graph[before], *boundary, times) + hop);
-                    }
-                }
+            if index > self.begins[rank] {
+                free = ran[index - 1].end + held(&self.nodes[index - 1], times);
+            }
+            if index + 1 == self.begins[rank + 1] {
+                let others = (0..self.pp as usize).filter(|&other| other != rank);
+                ready = others.map(|other| ends(&ran, other)).max().unwrap_or(ready);
+            }
+            for &(before, boundary) in node.receives.iter().rev().flatten() {
+                let (sent, own) = (ran[before as usize].end, &self.nodes[before as usize]);
+                hop = times.hop[boundary.0 as usize];
+                ready = ready.max(sent + before_sending(own, boundary, times) + hop);
             }
             let start = free.max(ready);
-            ran[node.index()] = Ran {
+            ran[index] = Ran {
                 start,
-                end: start + self.duration(self.graph[node], times),
+                end: start + self.duration(*node, times),
                 free,
                 in_transit: hop.min(start - free),
             };
@@ -443,53 +428,79 @@ fn before_sending(node: &Node, boundary: Stage, times: &StageTimes) -> Span {
     }
 }
 
-/// A message between two nodes, and the boundary it crosses.
-type Message = (NodeIndex, NodeIndex, Stage);
-
-/// The work of every rank in program order, and the messages to connect.
-fn programs(schedule: &Schedule) -> (DiGraph<Node, Dependency>, Vec<Message>) {
-    let passes = 3 * (schedule.num_stages() * schedule.microbatches) as usize;
-    let mut graph: DiGraph<Node, Dependency> =
-        DiGraph::with_capacity(passes + 128, 2 * passes + 128);
+/// The work of every rank in program order, connected by messages, and where that of each begins and the last ends.
+fn programs(schedule: &Schedule) -> (Vec<Node>, Vec<usize>) {
+    let passes = 2 * (schedule.num_stages() * schedule.microbatches) as usize;
+    let mut nodes: Vec<Node> = Vec::with_capacity(passes + 128);
+    let mut begins = vec![0];
     let index = ActionIndex::of(schedule);
     // By receive: the work that waits for it. By send: the work it follows.
-    let mut waits = vec![NodeIndex::end(); index.len()];
+    let mut waits = vec![NodeIndex::MAX; index.len()];
     let mut sent = Vec::with_capacity(passes);
     for (rank, actions) in schedule.ranks.iter().enumerate() {
-        let mut before: Option<NodeIndex> = None;
+        let from = nodes.len();
         let mut received = Vec::new();
         for &action in actions {
-            match (action, before) {
-                (Action::RecvActivation(..) | Action::RecvGradient(..), _) => {
+            match action {
+                Action::RecvActivation(..) | Action::RecvGradient(..) => {
                     received.push(index.number(action));
                 }
-                (Action::SendActivation(..) | Action::SendGradient(..), Some(from)) => {
-                    let most = graph[from].action.passes().count();
-                    let free = graph[from].sends[..most].iter_mut().find(|of| of.is_none());
+                Action::SendActivation(..) | Action::SendGradient(..) if nodes.len() > from => {
+                    let last = nodes.len() - 1;
+                    let most = nodes[last].action.passes().count();
+                    let free = nodes[last].sends[..most].iter_mut().find(|of| of.is_none());
                     *free.expect("one send follows a pass") = Some(boundary(action));
-                    sent.push((from, action));
+                    sent.push((last as NodeIndex, action));
                 }
                 _ => {
-                    let node = graph.add_node(Node {
+                    for receive in received.drain(..) {
+                        waits[receive] = nodes.len() as NodeIndex;
+                    }
+                    nodes.push(Node {
                         rank: rank as u32,
                         action,
+                        receives: [None; 2],
                         sends: [None; 2],
                     });
-                    for receive in received.drain(..) {
-                        waits[receive] = node;
-                    }
-                    if let Some(before) = before.replace(node) {
-                        graph.add_edge(before, node, Dependency::Program);
-                    }
                 }
             }
         }
+        begins.push(nodes.len());
     }
-    let messages = sent.into_iter().map(|(from, action)| {
+    for (from, action) in sent {
         let receive = action.received_as().expect("a send is received");
-        (from, waits[index.number(receive)], boundary(action))
-    });
-    (graph, messages.collect())
+        let to = waits[index.number(receive)] as usize;
+        let free = nodes[to].receives.iter_mut().find(|of| of.is_none());
+        *free.expect("a pass receives what it works on") = Some((from, boundary(action)));
+    }
+    (nodes, begins)
+}
+
+/// All work, each after what it waits for: ranks go on as far as they can, to and fro, as results travel both ways.
+fn in_order(nodes: &[Node], begins: &[usize]) -> Vec<NodeIndex> {
+    let ranks = begins.len() - 1;
+    let mut next = begins[..ranks].to_vec();
+    let mut order = Vec::with_capacity(nodes.len());
+    let mut done = vec![false; nodes.len()];
+    while order.len() + ranks < nodes.len() {
+        let before = order.len();
+        for rank in (0..ranks).chain((0..ranks).rev()) {
+            // The steps at the end wait for all ranks.
+            while next[rank] + 1 < begins[rank + 1] {
+                let node = next[rank];
+                let mut receives = nodes[node].receives.iter().flatten();
+                if !receives.all(|&(from, _)| done[from as usize]) {
+                    break;
+                }
+                done[node] = true;
+                order.push(node as NodeIndex);
+                next[rank] += 1;
+            }
+        }
+        assert!(order.len() > before, "a sound schedule has no cycle");
+    }
+    order.extend(next.into_iter().map(|step| step as NodeIndex));
+    order
 }
 
 /// The boundary that a send crosses, named by the stage before it.

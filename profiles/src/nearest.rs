@@ -1,5 +1,8 @@
 //! The nearest known name to one that is not known, for error messages.
 
+/// Characters of a text that are compared with names.
+const LONGEST: usize = 256;
+
 /// The known name that `found` most likely meant: the first of [`ranked`]; nothing where the list is
 /// empty.
 pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -16,9 +19,10 @@ pub fn closest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Vec
 /// The known names, the one that `found`, ignoring case, most likely meant first.
 ///
 /// Few edits and a long common beginning both speak for a name: a slip is more often in a unit or an
-/// ending (`nic_gbps`) than in the first letters. Ties go to the earlier name.
+/// ending (`nic_gbps`) than in the first letters. Ties go to the earlier name. Of what is longer than any name
+/// its beginning counts.
 pub fn ranked<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    let found = found.to_lowercase();
+    let found: String = found.to_lowercase().chars().take(LONGEST).collect();
     let mut names: Vec<&str> = known.into_iter().collect();
     names.sort_by_cached_key(|name| {
         let name = name.to_lowercase();
@@ -64,6 +68,9 @@ mod tests {
             nearest("nic_gbps", ["num_gpus", "nic_gb_per_s"]),
             Some("nic_gb_per_s")
         );
+        // Comparing all of it would take seconds.
+        let long = format!("mi300{}", "y".repeat(10_000_000));
+        assert_eq!(nearest(&long, known), Some("mi300x"));
         assert_eq!(nearest("x", []), None);
         assert_eq!(ranked("mi300", known), ["mi300x", "dgx-h100", "dgx-h200"]);
     }

@@ -31,6 +31,18 @@ impl SplitMix64 {
         self.0 = self.0.wrapping_add(GAMMA);
         drawn
     }
+
+    /// One of the numbers below `end`, which is small beside 2^64.
+    #[inline]
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.draw() % end
+    }
+
+    /// At least 0 and below 1, in steps of 2^-53.
+    #[inline]
+    pub fn unit(&mut self) -> f64 {
+        (self.draw() >> 11) as f64 / (1_u64 << 53) as f64
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use moefold_profiles::random::SplitMix64;
+
 use super::plans::Bench;
 
 /// What `MOEFOLD_SEED` says, else 1.
@@ -22,25 +24,13 @@ pub(crate) enum When {
     Pruning,
 }
 
-/// Numbers that look random (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators").
-pub(crate) struct Draws(pub(crate) u64);
-
-impl Draws {
-    /// One of the numbers below `end`.
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % end
-    }
-
+impl When {
     /// A moment to end a run at.
-    pub(crate) fn moment(&mut self) -> When {
-        match self.below(3) {
-            0 => When::After(Duration::from_millis(self.below(150))),
-            1 => When::Writing,
-            _ => When::Pruning,
+    pub(crate) fn drawn(draws: &mut SplitMix64) -> Self {
+        match draws.below(3) {
+            0 => Self::After(Duration::from_millis(draws.below(150))),
+            1 => Self::Writing,
+            _ => Self::Pruning,
         }
     }
 }

@@ -1,21 +1,19 @@
 //! The emulator's dice.
 
-/// splitmix64 (Steele et al. 2014).
-pub(crate) struct Random(u64);
+use moefold_profiles::random::SplitMix64;
+
+/// Numbers of one stream of a seed.
+pub(crate) struct Random(SplitMix64);
 
 impl Random {
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
-        let mut random = Self(seed ^ stream.wrapping_mul(0xd6e8_feb8_6659_fd93));
-        random.next();
-        random
+        let mut random = SplitMix64::new(seed ^ stream.wrapping_mul(0xd6e8_feb8_6659_fd93));
+        random.draw();
+        Self(random)
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.draw()
     }
 
     /// From 0 up to but not including `end`.

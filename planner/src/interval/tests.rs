@@ -1,5 +1,6 @@
 //! Intervals from synthetic misses, whose quantiles are known.
 
+use moefold_profiles::random::SplitMix64;
 use moefold_profiles::units::Seconds;
 
 use super::*;
@@ -57,25 +58,19 @@ fn a_class_of_few_families_goes_by_what_it_is_part_of() {
 
 #[test]
 fn law_a_new_family_is_inside_four_times_of_five() {
-    // Families are drawn from a uniform distribution on a logarithmic scale by a small generator.
-    let mut state = 1_u64;
-    let mut draw = move || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (state >> 33) as f64 / f64::from(1_u32 << 31)
-    };
+    // Families are drawn from a uniform distribution on a logarithmic scale.
+    let mut random = SplitMix64::new(1);
     let own = class(Generation::Hopper, Width::Wide);
     let (mut inside, mut all) = (0, 0);
     for _ in 0..400 {
         let mut rows = misses(own, 12, 0.0);
         for row in &mut rows {
-            row.ratio = draw().exp();
+            row.ratio = random.unit().exp();
         }
         let spread = Spread::near(own, &rows).expect("rows");
         for _ in 0..10 {
             all += 1;
-            inside += i32::from(spread.interval.holds(draw().exp()));
+            inside += i32::from(spread.interval.holds(random.unit().exp()));
         }
     }
     let share = f64::from(inside) / f64::from(all);

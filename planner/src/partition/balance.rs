@@ -1,5 +1,7 @@
 //! Balances the sums of several stages a rank by moving single layers.
 
+use std::cmp::Ordering;
+
 use super::Line;
 use crate::layout::Places;
 
@@ -7,11 +9,7 @@ impl Line {
     /// The best of the local optima reached from some cuts and, where layers differ, from cuts one
     /// move away from the first optimum, as far as the budget of moves goes.
     pub(super) fn balance_ranks(&self, cuts: Vec<usize>, places: Places) -> Vec<usize> {
-        let mut search = Descent {
-            line: self,
-            places,
-            moves_left: usize::MAX,
-        };
+        let mut search = Descent::new(self, places);
         let (mut best, optimum) = search.descend(cuts);
         let mut best_cuts = optimum.clone();
         if self.layers_are_equal() {
@@ -43,65 +41,48 @@ impl Line {
 
     /// Weighs cuts.
     pub(super) fn balance(&self, cuts: &[usize], places: Places) -> Balance {
-        self.loads(cuts, places).balance()
-    }
-
-    fn loads(&self, cuts: &[usize], places: Places) -> Loads {
-        let stages = 0..self.stages;
-        let weight = |stage| self.weight(stage, cuts[stage], cuts[stage + 1]);
-        let stages: Vec<u64> = stages.map(weight).collect();
+        let stages: Vec<u64> = self.stages_of(cuts).collect();
         let mut ranks = vec![0_u64; places.pp() as usize];
         for (stage, &weight) in stages.iter().enumerate() {
             let rank = &mut ranks[places.rank_of(stage as u32) as usize];
             *rank = rank.saturating_add(weight);
         }
-        Loads {
-            stages,
-            ranks,
-            places,
-        }
+        Balance::of(Heaviest::among(&stages), &ranks)
+    }
+
+    /// What stages weigh.
+    fn stages_of(&self, cuts: &[usize]) -> impl Iterator<Item = u64> {
+        let each = cuts.windows(2).enumerate();
+        each.map(|(stage, cut)| self.weight(stage, cut[0], cut[1]))
     }
 }
 
-/// What stages weigh, and the ranks that have them.
-struct Loads {
-    stages: Vec<u64>,
-    ranks: Vec<u64>,
-    places: Places,
+/// The heaviest of some stages, and how many are as heavy.
+#[derive(Debug, Clone, Copy, Default)]
+struct Heaviest {
+    weight: u64,
+    there: usize,
 }
 
-impl Loads {
-    fn set(&mut self, stage: usize, weight: u64) {
-        let before = std::mem::replace(&mut self.stages[stage], weight);
-        if before != weight {
-            let rank = &mut self.ranks[self.places.rank_of(stage as u32) as usize];
-            *rank = rank.wrapping_add(weight).wrapping_sub(before);
-        }
+impl Heaviest {
+    fn among(weights: &[u64]) -> Self {
+        let each = weights.iter();
+        each.fold(Self::default(), |sum, &weight| sum.and(Self::one(weight)))
     }
 
-    fn heaviest(of: &[u64]) -> u64 {
-        of.iter().fold(0, |most, &weight| most.max(weight))
+    fn one(weight: u64) -> Self {
+        Self { weight, there: 1 }
     }
 
-    fn balance(&self) -> Balance {
-        let (max_rank, max_stage) = (Self::heaviest(&self.ranks), Self::heaviest(&self.stages));
-        let there = |of: &[u64], most| of.iter().filter(|&&weight| weight == most).count();
-        Balance {
-            pace: pace(max_rank, max_stage),
-            max_rank,
-            ranks_there: there(&self.ranks, max_rank),
-            max_stage,
-            stages_there: there(&self.stages, max_stage),
+    fn and(self, other: Self) -> Self {
+        match self.weight.cmp(&other.weight) {
+            Ordering::Less => other,
+            Ordering::Greater => self,
+            Ordering::Equal => Self {
+                there: self.there + other.there,
+                ..self
+            },
         }
-    }
-
-    /// The balance where it is better than another.
-    fn better_than(&self, other: Balance) -> Option<Balance> {
-        let (max_rank, max_stage) = (Self::heaviest(&self.ranks), Self::heaviest(&self.stages));
-        if (pace(max_rank, max_stage), max_rank) > (other.pace, other.max_rank) {
-            return None;
-        }
-        Some(self.balance()).filter(|balance| *balance < other)
     }
 }
 
@@ -112,10 +93,37 @@ const MOVES: usize = 1 << 12;
 struct Descent<'a> {
     line: &'a Line,
     places: Places,
+    /// The rank that has each stage.
+    rank_of: Vec<usize>,
     moves_left: usize,
+    /// What stages weigh, before a move.
+    plain: Vec<u64>,
+    /// By stage: the heaviest of those before it, before a move.
+    before: Vec<Heaviest>,
+    /// By stage: the heaviest from it on, before a move.
+    after: Vec<Heaviest>,
+    /// The same up to the source, of stages that a layer passes through.
+    passed: Vec<Heaviest>,
+    /// What ranks weigh.
+    ranks: Vec<u64>,
 }
 
-impl Descent<'_> {
+impl<'a> Descent<'a> {
+    fn new(line: &'a Line, places: Places) -> Self {
+        let rank_of = (0..line.stages).map(|stage| places.rank_of(stage as u32) as usize);
+        Self {
+            line,
+            places,
+            rank_of: rank_of.collect(),
+            moves_left: usize::MAX,
+            plain: Vec::new(),
+            before: Vec::new(),
+            after: Vec::new(),
+            passed: vec![Heaviest::default(); line.stages + 1],
+            ranks: Vec::new(),
+        }
+    }
+
     /// Moves layers between stages while the balance improves.
     fn descend(&mut self, mut cuts: Vec<usize>) -> (Balance, Vec<usize>) {
         let mut balance = self.line.balance(&cuts, self.places);
@@ -127,57 +135,108 @@ impl Descent<'_> {
         (balance, cuts)
     }
 
+    /// Weighs what stands before a move.
+    fn weigh(&mut self, cuts: &[usize]) {
+        self.plain.clear();
+        self.plain.extend(self.line.stages_of(cuts));
+        self.ranks.clear();
+        self.ranks.resize(self.places.pp() as usize, 0);
+        self.before.clear();
+        let mut sum = Heaviest::default();
+        for (&rank, &weight) in self.rank_of.iter().zip(&self.plain) {
+            self.ranks[rank] = self.ranks[rank].saturating_add(weight);
+            self.before.push(sum);
+            sum = sum.and(Heaviest::one(weight));
+        }
+        self.after.clear();
+        self.after.resize(self.plain.len() + 1, Heaviest::default());
+        for (stage, &weight) in self.plain.iter().enumerate().rev() {
+            self.after[stage] = self.after[stage + 1].and(Heaviest::one(weight));
+        }
+    }
+
+    /// A stage comes to weigh otherwise.
+    fn set(&mut self, stage: usize, before: u64, weight: u64) {
+        if before != weight {
+            let rank = &mut self.ranks[self.rank_of[stage]];
+            *rank = rank.wrapping_add(weight).wrapping_sub(before);
+        }
+    }
+
     /// The best single move off a heaviest rank or stage, if any is an improvement. The balance is that of the cuts.
     ///
     /// From one target to the next only the weights of a few stages change: of the source, of both targets, and of
-    /// those between where layers differ.
+    /// those between where layers differ. Stages on either side weigh what they did.
     fn better_move(&mut self, cuts: &[usize], balance: Balance) -> Option<(Balance, usize, usize)> {
         let line = self.line;
-        let mut loads = line.loads(cuts, self.places);
-        let plain = loads.stages.clone();
-        let heavy: Vec<usize> = (0..line.stages)
-            .filter(|&stage| {
-                let rank = self.places.rank_of(stage as u32);
-                let heaviest = loads.ranks[rank as usize] == balance.max_rank;
-                (heaviest || plain[stage] == balance.max_stage) && line.can_give(cuts, stage)
-            })
-            .collect();
-        let weight = |stage: usize, from: usize, to: usize| line.weight(stage, from, to);
+        self.weigh(cuts);
         let mut best = None;
         let mut least = balance;
-        for source in heavy {
-            let (from, to) = (cuts[source], cuts[source + 1]);
-            loads.set(source, weight(source, from + 1, to));
-            for stage in 1..source {
-                loads.set(stage, weight(stage, cuts[stage] + 1, cuts[stage + 1] + 1));
+        for source in 0..line.stages {
+            let is_heaviest = self.ranks[self.rank_of[source]] == balance.max_rank;
+            let own = self.plain[source];
+            if !(is_heaviest || own == balance.max_stage) || !line.can_give(cuts, source) {
+                continue;
             }
-            for target in (0..line.stages).filter(|&target| target != source) {
+            let (from, to) = (cuts[source], cuts[source + 1]);
+            let moved_on = |stage: usize| line.weight(stage, cuts[stage] + 1, cuts[stage + 1] + 1);
+            let moved_back =
+                |stage: usize| line.weight(stage, cuts[stage] - 1, cuts[stage + 1] - 1);
+            // Targets before the source, from the first: those between take a layer behind and give one in front.
+            let left = line.weight(source, from + 1, to);
+            self.set(source, own, left);
+            self.passed[source] = Heaviest::one(left).and(self.after[source + 1]);
+            for stage in (1..source).rev() {
+                let weight = moved_on(stage);
+                self.set(stage, self.plain[stage], weight);
+                self.passed[stage] = self.passed[stage + 1].and(Heaviest::one(weight));
+            }
+            for target in 0..source {
                 if self.moves_left == 0 {
                     return best;
                 }
                 self.moves_left -= 1;
-                let (first, last) = (cuts[target], cuts[target + 1]);
-                if target < source {
-                    loads.set(target, weight(target, first, last + 1));
-                } else {
-                    if target == source + 1 {
-                        loads.set(source, weight(source, from, to - 1));
-                    }
-                    loads.set(target, weight(target, first - 1, last));
-                }
-                if let Some(better) = loads.better_than(least) {
+                let there = self.plain[target];
+                let weight = line.weight(target, cuts[target], cuts[target + 1] + 1);
+                let passing = if target == 0 { there } else { moved_on(target) };
+                self.set(target, passing, weight);
+                let stages = self.before[target].and(Heaviest::one(weight));
+                if let Some(better) =
+                    least.improved(stages.and(self.passed[target + 1]), &self.ranks)
+                {
                     least = better;
                     best = Some((better, source, target));
                 }
-                let passed = if target < source {
-                    plain[target]
-                } else {
-                    weight(target, first - 1, last - 1)
-                };
-                loads.set(target, passed);
+                self.set(target, weight, there);
             }
-            for (stage, &weight) in plain.iter().enumerate().skip(source) {
-                loads.set(stage, weight);
+            // Those behind it.
+            let left_behind = line.weight(source, from, to - 1);
+            self.set(source, left, left_behind);
+            let mut stages = self.before[source].and(Heaviest::one(left_behind));
+            for target in source + 1..line.stages {
+                if self.moves_left == 0 {
+                    return best;
+                }
+                self.moves_left -= 1;
+                let there = self.plain[target];
+                let weight = line.weight(target, cuts[target] - 1, cuts[target + 1]);
+                self.set(target, there, weight);
+                let all = stages.and(Heaviest::one(weight));
+                if let Some(better) = least.improved(all.and(self.after[target + 1]), &self.ranks) {
+                    least = better;
+                    best = Some((better, source, target));
+                }
+                if target + 1 < line.stages {
+                    let passing = moved_back(target);
+                    self.set(target, weight, passing);
+                    stages = stages.and(Heaviest::one(passing));
+                } else {
+                    self.set(target, weight, there);
+                }
+            }
+            self.set(source, left_behind, own);
+            for stage in source + 1..line.stages.saturating_sub(1) {
+                self.set(stage, moved_back(stage), self.plain[stage]);
             }
         }
         best
@@ -213,4 +272,30 @@ pub(super) struct Balance {
     ranks_there: usize,
     pub(super) max_stage: u64,
     stages_there: usize,
+}
+
+impl Balance {
+    fn of(stages: Heaviest, ranks: &[u64]) -> Self {
+        let max_rank = heaviest(ranks);
+        Self {
+            pace: pace(max_rank, stages.weight),
+            max_rank,
+            ranks_there: ranks.iter().filter(|&&weight| weight == max_rank).count(),
+            max_stage: stages.weight,
+            stages_there: stages.there,
+        }
+    }
+
+    /// That of some ranks and their stages where it is better.
+    fn improved(self, stages: Heaviest, ranks: &[u64]) -> Option<Self> {
+        let max_rank = heaviest(ranks);
+        if (pace(max_rank, stages.weight), max_rank) > (self.pace, self.max_rank) {
+            return None;
+        }
+        Some(Self::of(stages, ranks)).filter(|balance| *balance < self)
+    }
+}
+
+fn heaviest(of: &[u64]) -> u64 {
+    of.iter().fold(0, |most, &weight| most.max(weight))
 }

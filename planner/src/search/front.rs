@@ -27,7 +27,7 @@ struct One<'a> {
 
 impl<'a> Known<'a> {
     /// Of units nothing but their floors.
-    pub(super) fn new(units: &[&Unit<'_>]) -> Self {
+    pub(super) fn new(units: &[Unit<'_>]) -> Self {
         let each = units.iter();
         Self(
             each.map(|unit| One {
@@ -53,7 +53,7 @@ impl<'a> Known<'a> {
     pub(super) fn front(
         &mut self,
         questions: &mut [Question<'_>],
-        units: &[&'a Unit<'a>],
+        units: &'a [Unit<'a>],
         fastest: &Found<'a>,
         (known, steps): (&mut Vec<Candidate>, usize),
         watch: &Watch<'_>,
@@ -90,7 +90,7 @@ impl<'a> Known<'a> {
     fn fastest_within(
         &mut self,
         questions: &[Question<'_>],
-        (units, floors): (&[&'a Unit<'a>], &[Bytes]),
+        (units, floors): (&'a [Unit<'a>], &[Bytes]),
         room: Bytes,
         watch: &Watch<'_>,
     ) -> Option<usize> {
@@ -144,7 +144,7 @@ impl<'a> Known<'a> {
             }
             let outcomes: Vec<Outcome<'a>> = batch
                 .par_iter()
-                .map(|&place| visit(questions, units[place], limit))
+                .map(|&place| visit(questions, &units[place], limit))
                 .collect();
             for (&place, outcome) in batch.iter().zip(&outcomes) {
                 self.learn(place, outcome);

@@ -18,8 +18,8 @@ use crate::shard::Shard;
 /// A floor of the memory of a layout, ready for every choice of recompute sets.
 pub(crate) struct Room<'a> {
     case: Case<'a>,
-    /// By pipeline rank.
-    occupancies: &'a [Vec<Occupancy>],
+    /// By pipeline rank, instants, each with the fewest microbatches that a chunk has there.
+    occupancies: Vec<Vec<(&'a Occupancy, f64)>>,
     /// What tensors may take of a device.
     free: f64,
     /// What a message between stages takes.
@@ -103,9 +103,12 @@ impl<'a> Room<'a> {
         let all = capacity.0.saturating_sub(overhead.0) as f64;
         // Bytes are rounded, here and where they are counted.
         let free = all / (1.0 + question.stack.fragmentation()) * (1.0 + 1e-9) + 4096.0;
+        let counted = |at: &'a Occupancy| (at, f64::from(at.least_live()));
+        let occupancies = occupancies.iter();
+        let occupancies = occupancies.map(|of_rank| of_rank.iter().map(counted).collect());
         Some(Self {
             case,
-            occupancies,
+            occupancies: occupancies.collect(),
             free,
             message: step.message.total() as f64,
             kinds,
@@ -177,19 +180,19 @@ impl<'a> Room<'a> {
         let bare = layout.stages() as usize > self.case.question.kind_of.len();
         let holder = layout.places().rank_of(layout.stages() - 1) as usize;
         let stages = f64::from(layout.stages() > 1);
-        let most_on = |(rank, occupancies): (usize, &Vec<Occupancy>)| -> u64 {
+        let most_on = |(rank, occupancies): (usize, &Vec<(&Occupancy, f64)>)| -> u64 {
             let (is_first, is_last) = (rank == 0, rank == holder);
             let state = f64::from(is_first) * self.ends[0] + f64::from(is_last) * self.ends[1];
-            let most_at = |at: &Occupancy| {
+            let most_at = |&(at, live): &(&Occupancy, f64)| {
                 let mut taken = state + self.message * f64::from(at.messages);
                 if is_first {
                     // What the first stage sends is not kept.
-                    let live = f64::from(at.live[0]);
-                    taken += live * (ends.saved[0] - self.message * stages);
+                    let first = f64::from(at.live[0]);
+                    taken += first * (ends.saved[0] - self.message * stages);
                 }
                 if is_last {
-                    let live = at.live.last().map_or(0.0, |&live| f64::from(live));
-                    taken += live * (ends.saved[1] + self.message * stages);
+                    let last = at.live.last().map_or(0.0, |&live| f64::from(live));
+                    taken += last * (ends.saved[1] + self.message * stages);
                 }
                 if at.running == Running::Backward && !(several && given) {
                     // What runs may be an end of the model alone.
@@ -203,7 +206,6 @@ impl<'a> Room<'a> {
                         (false, false) => last,
                     };
                 }
-                let live = at.live.iter().copied().min().map_or(0.0, f64::from);
                 let each = least.state + least.saved * live;
                 ((self.free - taken) / each).max(0.0) as u64
             };

@@ -11,6 +11,7 @@ use moefold_profiles::units::Bytes;
 use rayon::prelude::*;
 
 use super::candidate::{Case, likely_split};
+use super::room::{Of, Room};
 use super::shape::{Question, Shapes, shape_key};
 use super::visit::{Unit, peak};
 use crate::answer::{Survey, SurveyCell};
@@ -82,6 +83,14 @@ fn glance_under(
         shape,
         schedule,
     };
+    // What no split has room for needs none.
+    let may_fit = |case, of: Of<'_>| {
+        Room::new(case, occupancies, capacity).is_none_or(|room| room.may_hold(of))
+    };
+    let plain = may_fit(case, Of::Choice(&question.choices[0]));
+    if !plain && question.choices.len() == 1 {
+        return None;
+    }
     let split = likely_split(case)?;
     if split.held() > capacity {
         return None;
@@ -93,15 +102,27 @@ fn glance_under(
         bound.seconds().0
     };
     // No choice is faster than the first.
-    let memory = peak_of(case, 0);
-    if memory <= capacity {
-        return Some((memory, step_s(case, 0)));
+    if plain {
+        let memory = peak_of(case, 0);
+        if memory <= capacity {
+            return Some((memory, step_s(case, 0)));
+        }
     }
     let shape = &of_question.held_under(question, schedule, true)[index];
     let case = Case { shape, ..case };
+    let room = Room::new(case, occupancies, capacity);
+    let room = room.as_ref();
+    if room.is_some_and(|room| !room.may_hold(Of::Any)) {
+        return None;
+    }
+    let fits = |choice: &&usize| {
+        let sets = &question.choices[**choice];
+        room.is_none_or(|room| room.may_hold(Of::Choice(sets)))
+    };
     let (choice, memory) = shape
         .choices_by_time()
         .iter()
+        .filter(fits)
         .map(|&choice| (choice, peak_of(case, choice)))
         .find(|&(_, memory)| memory <= capacity)?;
     Some((memory, step_s(case, choice)))

@@ -27,7 +27,7 @@ pub fn parse(path: &str, text: &str) -> Result<Settings, SettingsFileError> {
     let settings = if as_yaml {
         yaml::parse(path, text)?
     } else {
-        shell::parse(text)
+        shell::parse(path, text)?
     };
     if settings.flags.is_empty() {
         return Err(SettingsFileError::Empty {

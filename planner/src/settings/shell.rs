@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::text::{Settings, Value, name};
+use super::text::{Settings, SettingsFileError, Value, name};
 
 /// Variables of a launcher: they place ranks, and are no settings.
 const OF_LAUNCHERS: [&str; 9] = [
@@ -36,12 +36,21 @@ enum Part {
     Array(Vec<Word>),
 }
 
-pub(super) fn parse(text: &str) -> Settings {
+/// Reads a script; `path` names it in messages.
+pub(super) fn parse(path: &str, text: &str) -> Result<Settings, SettingsFileError> {
     let mut script = Script::default();
-    for command in commands(text) {
+    for (line, command) in commands(text) {
         script.run(&command);
+        if !script.has_room(0) {
+            return Err(SettingsFileError::Line {
+                path: path.to_owned(),
+                line,
+                found: format!("variables that stand for over {} MiB", MOST_BYTES >> 20),
+                expected: "variables that end; write out what this line makes of them",
+            });
+        }
     }
-    script.settings()
+    Ok(script.settings())
 }
 
 /// What a script has assigned and said so far.
@@ -60,7 +69,7 @@ struct Script {
 }
 
 /// Bytes that variables of a script may stand for in all: one that holds itself twice, line after line, has no end.
-const MOST_BYTES: usize = 4 << 20;
+const MOST_BYTES: usize = 8 << 20;
 
 /// Defaults that may stand in one another.
 const MOST_DEPTH: usize = 64;
@@ -87,10 +96,14 @@ impl Script {
                 [Part::Array(items)] => items.iter().flat_map(|item| self.expand(item)).collect(),
                 _ => vec![self.whole(&value)],
             };
-            let mut all = if added {
-                self.variables.get(&variable).cloned().unwrap_or_default()
-            } else {
-                Vec::new()
+            let mut all = match self.variables.get(&variable) {
+                Some(held) if added => {
+                    if !self.has_room(held.iter().map(String::len).sum()) {
+                        return;
+                    }
+                    held.clone()
+                }
+                _ => Vec::new(),
             };
             let is_array = matches!(command_array(command), Some(true));
             match all.last_mut() {
@@ -232,7 +245,7 @@ impl Script {
     }
 
     /// A text with the variables that the file assigns, or for which it has a default; others stay as they are, and
-    /// so do all from where they would stand for too much.
+    /// so do all from where they would stand for too much, which refuses the script.
     fn substitute(&self, text: &str) -> String {
         let mut out = String::new();
         let mut rest = text;
@@ -371,18 +384,23 @@ fn reference(after: &str) -> (Option<&str>, &str) {
     (Some(&after[..end]), &after[end..])
 }
 
-/// Commands of a script, word by word.
-fn commands(text: &str) -> Vec<Vec<Word>> {
+/// Commands of a script, word by word, each with its line, from 1.
+fn commands(text: &str) -> Vec<(usize, Vec<Word>)> {
     let mut reader = Reader {
         rest: text.chars().collect(),
         at: 0,
     };
     let mut all = Vec::new();
+    let mut line = 1;
     while reader.at < reader.rest.len() {
+        let begins = reader.at;
         let command = reader.command();
         if !command.is_empty() {
-            all.push(command);
+            all.push((line, command));
         }
+        // A backslash at the very end is read with what it would quote.
+        let read = reader.rest[begins..].iter().take(reader.at - begins);
+        line += read.filter(|&&found| found == '\n').count();
     }
     all
 }
@@ -627,17 +645,29 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
         assert_eq!(modules[..2], ["mlp", "moe_act"]);
     }
 
+    fn parse(text: &str) -> Settings {
+        super::parse("script.sh", text).expect("a script reads")
+    }
+
     #[test]
-    fn variables_that_hold_themselves_twice_come_to_an_end() {
-        let lines = |line: &str| format!("A=--bf16\n{}$A --lr 1\n", line.repeat(60));
-        for script in [
-            lines("A=\"$A $A\"\n"),
-            lines("A=(\"${A[@]}\" \"${A[@]}\")\n"),
-            lines("B=\"$A$A$A\"\nA=\"$B$B\"\n"),
+    fn variables_that_hold_themselves_twice_are_refused() {
+        for (repeated, refused) in [
+            ("A=\"$A $A\"\n", 21),
+            ("A+=\" $A\"\n", 21),
+            ("A=(\"${A[@]}\" \"${A[@]}\")\n", 19),
+            ("B=\"$A$A$A\"\nA=\"$B$B\"\n", 17),
         ] {
-            let said = format!("{:?}", parse(&script));
-            assert!(said.len() < 8 * MOST_BYTES, "{} bytes", said.len());
+            let script = format!("A=--bf16\n{}$A --lr 1\n", repeated.repeat(60));
+            let error = super::parse("script.sh", &script).expect_err(repeated);
+            let said = error.to_string();
+            let begins =
+                format!("script.sh:{refused}: found `variables that stand for over 8 MiB`");
+            assert!(said.starts_with(&begins), "{said}");
         }
+        // A thousand lines that each add a word are a script as others.
+        let added = format!("A=--bf16\n{}$A\n", "A+=\" --lr 1\"\n".repeat(1000));
+        assert_eq!(parse(&added).get("lr"), Some(&words(&["1"])));
+        assert_eq!(parse("--lr 1\\").get("lr"), Some(&words(&["1"])));
         let deep = format!(
             "A={}1{}\n--lr $A\n",
             "${B:-".repeat(20_000),

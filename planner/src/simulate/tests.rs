@@ -1,20 +1,15 @@
 //! The simulation against a dumb event loop, its laws, and published pipeline bubbles.
 
+use moefold_profiles::random::SplitMix64;
+
 use super::*;
 use crate::choice::ScheduleName;
 use crate::layout::Places;
 
-fn random(seed: &mut u64, below: u64) -> u64 {
-    *seed = seed
-        .wrapping_mul(6_364_136_223_846_793_005)
-        .wrapping_add(1_442_695_040_888_963_407);
-    (*seed >> 33) % below
-}
-
-fn random_times(seed: &mut u64, schedule: &Schedule) -> StageTimes {
+fn random_times(random: &mut SplitMix64, schedule: &Schedule) -> StageTimes {
     let (pp, stages, places) = (schedule.pp, schedule.num_stages(), schedule.places());
     let mut spans = |count: u32, below: u64| -> Vec<Span> {
-        (0..count).map(|_| Span(random(seed, below))).collect()
+        (0..count).map(|_| Span(random.below(below))).collect()
     };
     let mut times = StageTimes {
         forward: spans(stages, 100),
@@ -30,12 +25,12 @@ fn random_times(seed: &mut u64, schedule: &Schedule) -> StageTimes {
     };
     if schedule.name.divides_backward() {
         let whole = times.backward.iter().zip(&times.last_backward);
-        let part = whole.map(|(&each, &last)| Span(random(seed, each.min(last).0 + 1)));
+        let part = whole.map(|(&each, &last)| Span(random.below(each.min(last).0 + 1)));
         times.weight = Some(part.collect());
     }
     if schedule.name.combines() {
-        let part = |seed: &mut u64, of: Span| Span(random(seed, of.0 / 4 + 1));
-        let mut parts = |of: &[Span]| of.iter().map(|&of| part(seed, of)).collect::<Vec<_>>();
+        let part = |random: &mut SplitMix64, of: Span| Span(random.below(of.0 / 4 + 1));
+        let mut parts = |of: &[Span]| of.iter().map(|&of| part(random, of)).collect::<Vec<_>>();
         let [forward, backward] = [parts(&times.forward), parts(&times.backward)];
         let alone: Vec<Span> = parts(&backward);
         let last = times.last_backward.iter().zip(&alone);
@@ -154,10 +149,10 @@ fn event_loop(schedule: &Schedule, times: &StageTimes) -> Span {
 
 #[test]
 fn oracle_equals_a_dumb_event_loop() {
-    let mut seed = 2026;
+    let mut random = SplitMix64::new(2026);
     for schedule in schedules() {
         for overlapped in [false, true] {
-            let mut times = random_times(&mut seed, &schedule);
+            let mut times = random_times(&mut random, &schedule);
             times.hop_overlapped = overlapped;
             let timeline = simulate(&schedule, &times);
             let (pp, vpp, m) = (schedule.pp, schedule.vpp, schedule.microbatches);
@@ -172,9 +167,9 @@ fn oracle_equals_a_dumb_event_loop() {
 
 #[test]
 fn law_parts_of_every_rank_sum_to_the_step() {
-    let mut seed = 5;
+    let mut random = SplitMix64::new(5);
     for schedule in schedules() {
-        let mut times = random_times(&mut seed, &schedule);
+        let mut times = random_times(&mut random, &schedule);
         for overlapped in [false, true] {
             times.hop_overlapped = overlapped;
             let timeline = simulate(&schedule, &times);
@@ -193,10 +188,10 @@ fn law_parts_of_every_rank_sum_to_the_step() {
 
 #[test]
 fn law_bound_never_exceeds_the_simulation() {
-    let mut seed = 11;
+    let mut random = SplitMix64::new(11);
     for schedule in schedules() {
         for round in 0..6 {
-            let mut times = random_times(&mut seed, &schedule);
+            let mut times = random_times(&mut random, &schedule);
             times.hop_overlapped = round % 2 == 0;
             if round > 3 {
                 times.reduce.fill(Span::ZERO);
@@ -212,10 +207,10 @@ fn law_bound_never_exceeds_the_simulation() {
 
 #[test]
 fn law_faster_is_never_slower() {
-    let mut seed = 23;
+    let mut random = SplitMix64::new(23);
     for schedule in schedules() {
         for overlapped in [false, true] {
-            let mut slow = random_times(&mut seed, &schedule);
+            let mut slow = random_times(&mut random, &schedule);
             slow.hop_overlapped = overlapped;
             let simulator = Simulator::new(&schedule);
             let total = simulator.run(&slow).total;
@@ -382,9 +377,9 @@ fn golden_two_ranks_with_exposed_messages() {
 
 #[test]
 fn law_trace_covers_exactly_the_busy_time() {
-    let mut seed = 3;
+    let mut random = SplitMix64::new(3);
     for schedule in schedules() {
-        let times = random_times(&mut seed, &schedule);
+        let times = random_times(&mut random, &schedule);
         let simulator = Simulator::new(&schedule);
         let timeline = simulator.run(&times);
         let trace = simulator.trace(&times, |action, duration| {

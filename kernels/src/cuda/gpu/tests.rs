@@ -25,6 +25,7 @@ use crate::device::{Backend, Device, TensorClass};
 use crate::programs::programs;
 use mock::Mock;
 use moefold_profiles::Dtype;
+use moefold_profiles::random::SplitMix64;
 use moefold_profiles::units::Bytes;
 
 mod memory;
@@ -92,14 +93,8 @@ pub(crate) fn device(mock: Mock, image: &str) -> Device {
 }
 
 fn bytes(count: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed;
-    let step = |_| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (state >> 56) as u8
-    };
-    (0..count).map(step).collect()
+    let mut random = SplitMix64::new(seed);
+    (0..count).map(|_| random.draw() as u8).collect()
 }
 
 fn launch(

@@ -1,5 +1,6 @@
 //! Tests of loads: by hand, and against a search over every rank of every step.
 
+use moefold_profiles::random::SplitMix64;
 use moefold_profiles::run::FullestMicrobatch;
 use moefold_profiles::trace::TimeByCategory;
 use moefold_profiles::units::Bytes;
@@ -101,16 +102,9 @@ fn oracle_a_run_is_read_rank_by_rank_and_step_by_step() {
     const WARMUP: u64 = 2;
     // Of 3, where memory peaks.
     const RANK: usize = 2;
-    // Knuth's linear congruential generator, for numbers without a pattern.
-    let mut state = 41_u64;
-    let mut number = || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % 50
-    };
+    let mut random = SplitMix64::new(41);
     let mut load = || -> Vec<Vec<u64>> {
-        let mut list = || (0..EXPERTS).map(|_| number()).collect();
+        let mut list = || (0..EXPERTS).map(|_| random.below(50)).collect();
         (0..LAYERS).map(|_| list()).collect()
     };
     // Memory peaks in step 4 for the last time, on a rank of 3 that has not most rows.

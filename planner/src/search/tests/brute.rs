@@ -1,6 +1,7 @@
 //! Oracles of pruning: what a search finds is what every candidate comes to that is asked for by itself.
 
 use moefold_profiles::pricing::Costs;
+use moefold_profiles::random::mix;
 use moefold_profiles::{Cluster, Precision};
 
 use super::{cluster, small};
@@ -190,7 +191,7 @@ impl Space {
             };
             seen += 1;
             // Numbers far apart of those that come one after the other.
-            let drawn = (seen + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            let drawn = mix(seen + seed);
             if !drawn.is_multiple_of(every) {
                 continue;
             }

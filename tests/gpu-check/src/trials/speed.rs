@@ -16,6 +16,7 @@ use moefold_planner::plan::Plan;
 use moefold_planner::search;
 use moefold_profiles::directory::{Key, Profile};
 use moefold_profiles::host::HostCost;
+use moefold_profiles::random::SplitMix64;
 use moefold_profiles::units::{Bytes, GIB};
 use moefold_profiles::{Costs, Precision, TensorClass, presets as clusters};
 use moefold_reports::format;
@@ -295,15 +296,9 @@ const STEPS: u64 = 12;
 /// Tokens drawn evenly from the vocabulary, so that experts are loaded evenly as the plan assumes.
 fn tokens(prefix: &Path, vocabulary: u64, batch: Batch) -> Result<(), Error> {
     let count = STEPS * batch.global_batch * (batch.seq_len + 1);
-    let mut state = 1_u64;
+    let mut random = SplitMix64::new(1);
     let ids: Vec<i32> = (0..count)
-        .map(|_| {
-            // Knuth's generator (MMIX); its high bits are the random ones.
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            ((state >> 33) % vocabulary) as i32
-        })
+        .map(|_| random.below(vocabulary) as i32)
         .collect();
     Ok(write_indexed(prefix, Element::I32, &[&ids])?)
 }
