@@ -28,10 +28,11 @@ struct MemoryShares {
 
 impl MemoryShares {
     /// Of an architecture. Blackwell has more bandwidth a multiprocessor than loads of elementwise kernels keep in flight:
-    /// SimuMax@4dcaae51 fits 0.67 to a B200, and copies of 117 MB on a GB200 reach 0.69 (pytorch/ao#4247). On an H100, RMS
-    /// norms of 67 MB reach 0.77 where the same on a B200 reach 0.58 (linkedin/Liger-Kernel#1462); 0.8 is aiconfigurator's
-    /// for all GPUs. Permutation reaches 0.50 on SimuMax's B200, taken for all, and 0.19 on its A100 with an older kernel;
-    /// the softmax 0.28 to 0.32 on the B200, and 0.4 is assumed elsewhere.
+    /// SimuMax@4dcaae51 fits 0.67 to a B200 and 0.91 to an A100, and copies of 117 MB on a GB200 reach 0.69
+    /// (pytorch/ao#4247). On an H100, RMS norms of 67 MB reach 0.77 where the same on a B200 reach 0.58
+    /// (linkedin/Liger-Kernel#1462); 0.8 is aiconfigurator's for all GPUs. Permutation reaches 0.50 on SimuMax's B200, taken
+    /// for all, and 0.19 on its A100 with an older kernel; the softmax 0.28 to 0.32 on the B200 and 0.81 on the A100, and
+    /// 0.4 is assumed elsewhere.
     fn of(arch: &str) -> Self {
         match arch {
             "sm_100" | "sm_103" => Self {
