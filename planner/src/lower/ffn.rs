@@ -296,8 +296,8 @@ mod tests {
         let local = Local::new(&layout, &model, &batch, 1.0);
         let groups = LayerGroups::new(&layout, &cluster);
         let setting = Setting {
-            dispatcher,
             precision,
+            dispatcher,
             ..Setting::plain(&model, &layout, &local, &groups)
         };
         layer(&setting, &model.layers[0])
