@@ -2,12 +2,12 @@
 
 use moefold_profiles::op::SweepKind;
 use moefold_profiles::trace::Category;
-use moefold_profiles::{CollectiveKind, Dtype, Op, Pass};
+use moefold_profiles::{CollectiveKind, Dtype, Op, Pass, Precision};
 
 use super::{Writer, dispatch};
 use crate::choice::{Dispatcher, GraphModule};
 use crate::model::{Activation, Ffn, Mlp, Moe};
-use crate::runtime::Part;
+use crate::runtime::{Part, Setting};
 
 /// Lowers the norm, the block and the residual sum after it.
 pub(crate) fn lower(work: &mut Writer<'_>, ffn: &Ffn) {
@@ -131,11 +131,12 @@ fn lower_experts(work: &mut Writer<'_>, moe: &Moe) {
     let fused = work.setting.graphs.covers(GraphModule::Moe)
         && !work.setting.capacity.is_some_and(|capacity| capacity.pad);
     let inner = fc1_width(&moe.expert) / local.etp;
-    work.quantize(true, rows * hidden);
+    let padded = padded(work, rows);
+    work.quantize(true, padded * hidden);
     grouped_linear(work, rows, inner, hidden);
     if !fused {
-        work.quantize(false, rows * inner);
-        work.quantize(true, rows * width);
+        work.quantize(false, padded * inner);
+        work.quantize(true, padded * width);
     }
     work.at(Category::Experts, Part::ExpertActivation);
     let dtype = work.wide;
@@ -144,17 +145,17 @@ fn lower_experts(work: &mut Writer<'_>, moe: &Moe) {
         // read once more.
         let sweep = |kind| Op::Sweep {
             kind,
-            len: rows * width,
+            len: padded * width,
             dtype,
         };
         work.forward(sweep(SweepKind::Fill));
         work.backward(sweep(SweepKind::Copy));
     } else {
         if matches!(moe.expert.activation, Activation::ClippedGelu(_)) {
-            lower_clipping(work, rows * inner);
+            lower_clipping(work, padded * inner);
         }
         work.both(|pass| Op::Swiglu {
-            rows,
+            rows: padded,
             dim: width,
             pass,
             dtype,
@@ -162,10 +163,32 @@ fn lower_experts(work: &mut Writer<'_>, moe: &Moe) {
     }
     work.at(Category::Experts, Part::Experts);
     grouped_linear(work, rows, hidden, width);
-    work.quantize(false, rows * hidden);
+    work.quantize(false, padded * hidden);
     if moe.expert.bias && !fused {
         lower_bias(work, rows * hidden);
     }
+}
+
+/// Rows of experts with those that fill each up to a multiple of what a recipe quantizes at once, half of it on average
+/// (`get_align_size_for_quantization`, Transformer Engine, `pytorch/quantization.py`). Products count their tiles
+/// themselves, and what is padded to a capacity is full.
+fn padded(work: &Writer<'_>, rows: u64) -> u64 {
+    let Setting {
+        precision,
+        capacity,
+        local,
+        ..
+    } = work.setting;
+    let multiple = match precision {
+        Precision::Fp32 | Precision::Bf16 => 0,
+        Precision::Fp8 | Precision::Fp8Delayed | Precision::Fp8Blockwise => 16,
+        Precision::Mxfp8 => 32,
+        Precision::Nvfp4 => 128,
+    };
+    if capacity.is_some_and(|capacity| capacity.pad) {
+        return rows;
+    }
+    rows + local.experts_local * multiple / 2
 }
 
 /// Clips both halves of the experts' first product, each by itself, and puts them together again before the compiled
@@ -230,7 +253,7 @@ mod tests {
     use crate::lower::layer;
     use crate::model::presets;
     use crate::rules::{Rules, space};
-    use crate::runtime::{LayerGroups, Setting, Task};
+    use crate::runtime::{LayerGroups, Task};
 
     /// Collectives over the experts' ranks of a forward pass, TP1 EP4 ETP2 on 16 ranks.
     fn exchanges(dispatcher: Dispatcher) -> Vec<(CollectiveKind, u32)> {
@@ -249,6 +272,16 @@ mod tests {
 
     /// The first layer of a model on 16 ranks.
     fn lowered(preset: &str, pins: &str, dispatcher: Dispatcher) -> crate::runtime::Lowered {
+        lowered_in(preset, pins, dispatcher, Precision::Bf16)
+    }
+
+    /// The same in a precision.
+    fn lowered_in(
+        preset: &str,
+        pins: &str,
+        dispatcher: Dispatcher,
+        precision: Precision,
+    ) -> crate::runtime::Lowered {
         let model = presets::load(preset).expect("a preset");
         let cluster = moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
         let batch = Batch {
@@ -263,6 +296,7 @@ mod tests {
         let local = Local::new(&layout, &model, &batch, 1.0);
         let groups = LayerGroups::new(&layout, &cluster);
         let setting = Setting {
+            precision,
             dispatcher,
             ..Setting::plain(&model, &layout, &local, &groups)
         };
@@ -293,6 +327,23 @@ mod tests {
         };
         assert_eq!(both("gpt-oss-20b"), [[8, 4], [16, 4]]);
         assert_eq!(both("mixtral-8x7b"), [[0, 0], [0, 0]]);
+    }
+
+    /// 8 experts a rank of 16384 rows in MXFP8, which quantizes 32 at once: 16 more rows each.
+    #[test]
+    fn golden_rows_of_experts_are_padded_to_what_is_quantized_at_once() {
+        let rows = |precision| {
+            let pins = "tp=1,cp=1,pp=1,ep=4,etp=1,mbs=1";
+            let list = lowered_in("gpt-oss-20b", pins, Dispatcher::Alltoall, precision).forward;
+            let of = |work: &crate::runtime::Work| match work.task {
+                Task::Op(Op::Swiglu { rows, .. }) => Some(rows),
+                _ => None,
+            };
+            list.iter().find_map(of).expect("an activation")
+        };
+        assert_eq!(rows(Precision::Bf16), 4096 * 4);
+        assert_eq!(rows(Precision::Fp8), 4096 * 4 + 8 * 8);
+        assert_eq!(rows(Precision::Mxfp8), 4096 * 4 + 8 * 16);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Prices of matrix products, dense and grouped, from shipped tables over the efficiency formulas.
 
 use super::lender;
-use super::roofline::{MATRIX_DTYPES, Roofline, dtype_index, pass_rate};
+use super::roofline::{MATRIX_DTYPES, Roofline, TILE, dtype_index, pass_rate};
 use super::surface::{Point, SHIPPED_TRUST, Surface};
 use crate::cluster::Gpu;
 use crate::cost::Source;
@@ -13,8 +13,8 @@ use crate::table;
 /// Sizes that product tables reach: `m` and `k` are tokens in turn.
 const REACH: [[f64; 2]; 3] = [[1.0, 262_144.0], [8.0, 262_144.0], [8.0, 262_144.0]];
 
-/// Rows that a group loses to its last tile, half of a tile of 64.
-const GROUP_PADDING: f64 = 32.0;
+/// Rows that a group loses to its last tile: half of one, which for few rows is half as high as [`TILE`].
+const GROUP_PADDING: f64 = TILE / 4.0;
 
 /// Fewest groups for which the time of a group is taken as that of many.
 const MANY_GROUPS: f64 = 16.0;
@@ -265,13 +265,13 @@ impl Matrix {
             Pass::Wgrad => width * rows * (n + k) + 8.0 * weights,
             _ => width * (rows * k + weights) + width.max(2.0) * rows * n,
         };
-        // Rows are columns of no output where they are summed over.
-        let [n, k] = match pass {
-            Pass::Wgrad => [n, k].map(|size| self.roofline.in_tiles(size)),
-            Pass::Dgrad => [n, self.roofline.in_tiles(k)],
-            Pass::Forward | Pass::Backward => [self.roofline.in_tiles(n), k],
+        // Rows that are summed over are those of no output, and fill no tiles.
+        let [rows, n, k] = match pass {
+            Pass::Wgrad => [rows, self.roofline.in_tiles(n), self.roofline.in_tiles(k)],
+            Pass::Dgrad => [padded, n, self.roofline.in_tiles(k)],
+            Pass::Forward | Pass::Backward => [padded, self.roofline.in_tiles(n), k],
         };
-        let least = self.least(2.0 * padded * n * k, dtype, held);
+        let least = self.least(2.0 * rows * n * k, dtype, held);
         let time = compute.hypot(self.roofline.stream(bytes)).max(least);
         (time, source)
     }

@@ -11,17 +11,43 @@ use crate::op::{Op, Pass};
 use crate::table;
 use crate::units::FlopsPerSecond;
 
-/// Share of memory bandwidth that streaming kernels reach and their least time: aiconfigurator's
-/// constants (ai-dynamo/aiconfigurator@095f58a51c4c). SimuMax fits 0.91 (A100) and 0.67 (B200).
+/// Share of memory bandwidth that what products and attention read and write reaches, and least time of streaming
+/// kernels: aiconfigurator's constants (ai-dynamo/aiconfigurator@095f58a51c4c).
 const STREAM_EFFICIENCY: f64 = 0.8;
 const STREAM_LATENCY_S: f64 = 3e-6;
 
-/// The same for kernels that gather rows: SimuMax@4dcaae51 fits 0.50 for permutation on a B200 and
-/// 0.19 on an A100 with an older kernel.
-const GATHER_EFFICIENCY: f64 = 0.5;
+/// Share of memory bandwidth that kernels reach by what they do.
+struct MemoryShares {
+    /// Those that stream.
+    stream: f64,
+    /// Those that gather rows.
+    gather: f64,
+    /// The softmax over the vocabulary.
+    softmax: f64,
+}
 
-/// The same for the softmax over the vocabulary: SimuMax fits 0.28 to 0.32 on a B200, 0.81 on an A100.
-const SOFTMAX_EFFICIENCY: f64 = 0.4;
+impl MemoryShares {
+    /// Of an architecture. Blackwell has more bandwidth a multiprocessor than loads of elementwise kernels keep in flight:
+    /// SimuMax@4dcaae51 fits 0.67 to a B200 and 0.91 to an A100, and copies of 117 MB on a GB200 reach 0.69
+    /// (pytorch/ao#4247). On an H100, RMS norms of 67 MB reach 0.77 where the same on a B200 reach 0.58
+    /// (linkedin/Liger-Kernel#1462); 0.8 is aiconfigurator's for all GPUs. Permutation reaches 0.50 on SimuMax's B200, taken
+    /// for all, and 0.19 on its A100 with an older kernel; the softmax 0.28 to 0.32 on the B200 and 0.81 on the A100, and
+    /// 0.4 is assumed elsewhere.
+    fn of(arch: &str) -> Self {
+        match arch {
+            "sm_100" | "sm_103" => Self {
+                stream: 0.67,
+                gather: 0.5,
+                softmax: 0.3,
+            },
+            _ => Self {
+                stream: STREAM_EFFICIENCY,
+                gather: 0.5,
+                softmax: 0.4,
+            },
+        }
+    }
+}
 
 /// Least time of a matrix kernel: about that of the smallest products of the shipped tables.
 const MATRIX_LATENCY_S: f64 = 2e-6;
@@ -29,7 +55,7 @@ const MATRIX_LATENCY_S: f64 = 2e-6;
 /// Rows and columns of an output that a multiprocessor computes at once: the smallest that large products have, of which
 /// what lies outside the output takes as long as the rest (NVIDIA, "Matrix Multiplication Background User's Guide", tile
 /// quantization).
-const TILE: f64 = 128.0;
+pub(super) const TILE: f64 = 128.0;
 
 /// Share of the bf16 peak that a chunked recurrent mixer reaches. An assumption.
 const RECURRENT_EFFICIENCY: f64 = 0.25;
@@ -76,6 +102,8 @@ pub(super) struct Roofline {
     /// Share of the peak that products keep up in training.
     sustained: f64,
     memory_rate: f64,
+    /// Bytes a second of kernels that move memory: streaming, gathering rows, and of the softmax.
+    moved: [f64; 3],
     sms: f64,
     cpu: bool,
 }
@@ -114,11 +142,21 @@ impl Roofline {
                 _ => matrix_shape(dtype).ceiling,
             }
         });
+        let rate = gpu.memory_rate().0;
+        let shares = MemoryShares::of(&gpu.arch);
+        let moved = if gpu.is_cpu() {
+            // Gathers and the softmax are as much slower as elsewhere.
+            let slower = |share: f64| rate * share / shares.stream;
+            [rate, slower(shares.gather), slower(shares.softmax)]
+        } else {
+            [shares.stream, shares.gather, shares.softmax].map(|share| rate * share)
+        };
         Self {
             peak,
             ceiling,
             sustained: gpu.sustained_share.unwrap_or(1.0),
-            memory_rate: gpu.memory_rate().0,
+            memory_rate: rate,
+            moved,
             sms: f64::from(gpu.num_sms),
             cpu: gpu.is_cpu(),
         }
@@ -154,14 +192,14 @@ impl Roofline {
         self.sms
     }
 
-    /// Seconds to move `bytes` through memory at the streaming rate.
+    /// Seconds to move `bytes` through memory beside products.
     pub(super) fn stream(&self, bytes: f64) -> f64 {
         bytes / (self.memory_rate * if self.cpu { 1.0 } else { STREAM_EFFICIENCY })
     }
 
     /// Seconds to move `bytes` through memory row by row, as rows lie elsewhere.
     pub(super) fn gather(&self, bytes: f64) -> f64 {
-        self.stream(bytes) * STREAM_EFFICIENCY / GATHER_EFFICIENCY
+        bytes / self.moved[1]
     }
 
     /// A dense product `[m,k] x [k,n]`, forward.
@@ -186,15 +224,14 @@ impl Roofline {
 
     /// An op that moves memory: a streaming rate and a least time.
     pub(super) fn memory_bound(&self, op: &Op) -> f64 {
-        let slowdown = match op {
-            Op::Permute { .. } | Op::Unpermute { .. } | Op::Embedding { .. } => {
-                STREAM_EFFICIENCY / GATHER_EFFICIENCY
-            }
-            Op::CrossEntropy { .. } => STREAM_EFFICIENCY / SOFTMAX_EFFICIENCY,
-            _ => 1.0,
+        let [stream, gather, softmax] = self.moved;
+        let rate = match op {
+            Op::Permute { .. } | Op::Unpermute { .. } | Op::Embedding { .. } => gather,
+            Op::CrossEntropy { .. } => softmax,
+            _ => stream,
         };
         let latency = if self.cpu { 0.5e-6 } else { STREAM_LATENCY_S };
-        latency + slowdown * self.stream(op.bytes().0 as f64)
+        latency + op.bytes().0 as f64 / rate
     }
 
     /// A recurrent mixer: its state's work and its traffic.

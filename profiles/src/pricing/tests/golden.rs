@@ -119,6 +119,65 @@ fn differential_parts_of_an_moe_layer_bracket_the_fused_op() {
     assert!((1.0..1.4).contains(&median), "{median}");
 }
 
+/// 2,880 columns are 22 and a half tiles of 128, and cost as 2,944. A group of experts also has half a tile of 64 more
+/// rows each, but where rows are summed over.
+#[test]
+fn golden_products_of_an_h100_in_training_fill_whole_tiles() {
+    let costs = cached("h100");
+    let kept_up = 0.65 * 989e12;
+    let seconds = |op: Op| costs.op(&op).time.0;
+    let dense = seconds(gemm([16384, 2880, 8192], Pass::Forward, Dtype::Bf16));
+    let expected = 2.0 * 16384.0 * 2944.0 * 8192.0 / kept_up;
+    check_within("dense", dense, expected, 1e-6);
+    let grouped = |pass| Op::GroupedGemm {
+        groups: 16,
+        rows: 16 * 4096,
+        n: 2880,
+        k: 2880,
+        pass,
+        dtype: Dtype::Bf16,
+    };
+    let (rows, padded) = (16.0 * 4096.0, 16.0 * (4096.0 + 32.0));
+    for (pass, flops) in [
+        (Pass::Forward, 2.0 * padded * 2944.0 * 2880.0),
+        (Pass::Dgrad, 2.0 * padded * 2880.0 * 2944.0),
+        (Pass::Wgrad, 2.0 * rows * 2944.0 * 2944.0),
+    ] {
+        let what = format!("grouped {pass:?}");
+        check_within(&what, seconds(grouped(pass)), flops / kept_up, 1e-6);
+    }
+}
+
+/// Kernels of Blackwell keep up a smaller share of a larger bandwidth.
+#[test]
+fn golden_bytes_a_second_of_what_moves_memory() {
+    let (len, dtype) = (1 << 30, Dtype::Bf16);
+    let kind = crate::op::SweepKind::Copy;
+    let streamed = Op::Sweep { kind, len, dtype };
+    for (gpu, rate) in [
+        ("h100", 0.8 * 3.35e12),
+        ("b200", 0.67 * 8e12),
+        ("gb300", 0.67 * 8e12),
+    ] {
+        let bytes = 2.0 * 2.0 * f64::from(1 << 30);
+        let found = cached(gpu).op(&streamed).time.0;
+        check_within(gpu, found, bytes / rate + 3e-6, 1e-6);
+    }
+}
+
+/// Of heads of 512, each unit of width takes 1.69 times as long as of heads of 256, of 362 the root of it.
+#[test]
+fn golden_attention_of_wide_heads() {
+    let costs = cached("b300");
+    let seconds = |dim| {
+        let op = attention(1, 64, 16384, dim, Pass::Forward, true, Dtype::Bf16);
+        costs.op(&op).time.0
+    };
+    check_within("512", seconds(512) / seconds(256), 2.0 * 1.69, 1.0);
+    let between = (362.0 / 256.0) * 1.69_f64.sqrt();
+    check_within("362", seconds(362) / seconds(256), between, 1.0);
+}
+
 #[test]
 fn golden_attention() {
     let with = |gpu: &str, heads, seq, dim, pass| {
