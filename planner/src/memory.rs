@@ -139,7 +139,7 @@ fn rank_occupancies(actions: &[Action], places: Places) -> Vec<Occupancy> {
 pub struct StateBytes {
     /// The model weight, on every replica.
     pub weight: f64,
-    /// The same of the matrices of a vocabulary, which no recipe quantizes.
+    /// The same of what no recipe quantizes ([`Shard::wide`](crate::shard::Shard::wide)).
     pub unquantized: f64,
     /// The main gradient, on every replica.
     pub gradient: f64,
@@ -147,55 +147,68 @@ pub struct StateBytes {
     pub sharded: f64,
 }
 
-/// Static memory of a rank that holds so many elements of dense parameters and of experts, their state over so
-/// many replicas each.
+impl StateBytes {
+    /// Model weights of so many parameters, of which so many are not quantized.
+    pub fn weights(&self, parameters: u64, wide: u64) -> Bytes {
+        let quantized = parameters.saturating_sub(wide);
+        each(quantized, self.weight) + each(wide, self.unquantized)
+    }
+}
+
+/// So many times so many bytes, whole.
+fn each(count: u64, bytes: f64) -> Bytes {
+    Bytes((count as f64 * bytes).ceil() as u64)
+}
+
+/// Static memory of a rank that holds so many elements of dense parameters and of experts, `wide` of them not
+/// quantized, their state over so many replicas each.
 pub fn state(
     [dense, experts]: [u64; 2],
+    wide: u64,
     bytes: StateBytes,
     [dense_shards, expert_shards]: [u64; 2],
 ) -> ByClass<Bytes> {
-    let per = |count: u64, each: f64| Bytes((count as f64 * each).ceil() as u64);
     let mut rank = ByClass::default();
-    rank[TensorClass::Weights] = per(dense + experts, bytes.weight);
-    rank[TensorClass::Gradients] = per(dense + experts, bytes.gradient);
-    rank[TensorClass::Optimizer] = per(dense.div_ceil(dense_shards), bytes.sharded)
-        + per(experts.div_ceil(expert_shards), bytes.sharded);
+    rank[TensorClass::Weights] = bytes.weights(dense + experts, wide);
+    rank[TensorClass::Gradients] = each(dense + experts, bytes.gradient);
+    rank[TensorClass::Optimizer] = each(dense.div_ceil(dense_shards), bytes.sharded)
+        + each(experts.div_ceil(expert_shards), bytes.sharded);
     rank
 }
 
-/// Memory of a rank whose weights and gradients are divided too (ZeRO-3): its shards, and beside them buffers in which
-/// units are whole, of so many weights and so many gradients.
+/// Memory of a rank whose weights and gradients are divided too (ZeRO-3): its shards, and beside them the buffers in
+/// which units are `whole`.
 pub fn fully_sharded(
     held: [u64; 2],
+    wide: u64,
     bytes: StateBytes,
     shards: [u64; 2],
-    [weights, gradients]: [u64; 2],
+    whole: Bytes,
 ) -> ByClass<Bytes> {
-    let mut rank = state(held, bytes, shards);
-    let own: u64 = held
-        .iter()
-        .zip(shards)
-        .map(|(held, shards)| held.div_ceil(shards))
-        .sum();
-    let of = |count: u64, each: f64| Bytes((count as f64 * each).ceil() as u64);
-    rank[TensorClass::Weights] = of(own, bytes.weight);
-    rank[TensorClass::Gradients] = of(own, bytes.gradient);
-    rank[TensorClass::Transient] = of(weights, bytes.weight) + of(gradients, bytes.gradient);
+    let mut rank = state(held, wide, bytes, shards);
+    let own = held.iter().zip(shards);
+    let own: u64 = own.map(|(held, shards)| held.div_ceil(shards)).sum();
+    // What is not quantized is dense.
+    rank[TensorClass::Weights] = bytes.weights(own, wide.div_ceil(shards[0]));
+    rank[TensorClass::Gradients] = each(own, bytes.gradient);
+    rank[TensorClass::Transient] = whole;
     rank
 }
 
-/// The weights and gradients of units that are whole at once in Megatron-FSDP (`optim_grads_params`): weights of the
-/// two largest, the one that runs and the one that is gathered ahead, and gradients of the largest.
-pub fn largest_units(units: impl Iterator<Item = u64>) -> [u64; 2] {
-    let mut largest = [0, 0];
-    for unit in units {
-        if unit > largest[0] {
-            largest = [unit, largest[0]];
+/// What is whole at once of units with so many bytes of weights and of gradients in Megatron-FSDP
+/// (`optim_grads_params`): weights of the two largest, the one that runs and the one that is gathered ahead, and gradients
+/// of the largest.
+pub fn largest_units(units: impl Iterator<Item = [Bytes; 2]>) -> Bytes {
+    let (mut weights, mut gradients) = ([Bytes::ZERO; 2], Bytes::ZERO);
+    for [weight, gradient] in units {
+        if weight > weights[0] {
+            weights = [weight, weights[0]];
         } else {
-            largest[1] = largest[1].max(unit);
+            weights[1] = weights[1].max(weight);
         }
+        gradients = gradients.max(gradient);
     }
-    [largest[0] + largest[1], largest[0]]
+    weights[0] + weights[1] + gradients
 }
 
 /// Adds the worst instant of a step to what a rank holds throughout: of its passes, or after the last of
@@ -296,6 +309,30 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Four parameters of MXFP8 weights, one of them wide, by hand: 3 x 2.0625 + 2 bytes. Of units the two largest are
+    /// whole, and gradients of the largest.
+    #[test]
+    fn golden_what_is_not_quantized_is_wide_in_shards_and_in_buffers() {
+        let bytes = StateBytes {
+            weight: 2.0625,
+            unquantized: 2.0,
+            gradient: 4.0,
+            sharded: 12.0,
+        };
+        let units = [(1600, 0), (800, 800), (320, 16)];
+        let sizes = units.map(|(all, wide)| [bytes.weights(all, wide), Bytes(4 * all)]);
+        assert_eq!(sizes.map(|[weights, _]| weights.0), [3300, 1600, 659]);
+        let whole = largest_units(sizes.into_iter());
+        assert_eq!(whole.0, 3300 + 1600 + 6400);
+        let rank = fully_sharded([1120, 1600], 816, bytes, [8, 4], whole);
+        assert_eq!(rank[TensorClass::Transient], whole);
+        // 140 dense and 400 of experts, 102 of them wide.
+        assert_eq!(rank[TensorClass::Weights].0, 904 + 204);
+        assert_eq!(rank[TensorClass::Gradients].0, 4 * 540);
+        let state = state([1120, 1600], 816, bytes, [8, 4]);
+        assert_eq!(state[TensorClass::Weights].0, 3927 + 1632);
     }
 
     /// What a divided schedule keeps, replayed action by action: bytes between its passes, and in them.

@@ -19,6 +19,9 @@ pub struct Shard {
     pub replicated: u64,
     /// Routed experts.
     pub experts: u64,
+    /// Of the dense ones, those that no recipe quantizes: matrices of a vocabulary, norms, routers. Norms inside a
+    /// mixer are counted with its matrices.
+    pub wide: u64,
 }
 
 impl Shard {
@@ -34,6 +37,7 @@ impl Shard {
             split: self.split.saturating_sub(some.split),
             replicated: self.replicated.saturating_sub(some.replicated),
             experts: self.experts.saturating_sub(some.experts),
+            wide: self.wide.saturating_sub(some.wide),
         }
     }
 
@@ -50,6 +54,7 @@ impl Add for Shard {
             split: self.split + other.split,
             replicated: self.replicated + other.replicated,
             experts: self.experts + other.experts,
+            wide: self.wide + other.wide,
         }
     }
 }
@@ -67,6 +72,7 @@ impl Mul<u64> for Shard {
             split: self.split * times,
             replicated: self.replicated * times,
             experts: self.experts * times,
+            wide: self.wide * times,
         }
     }
 }
@@ -76,6 +82,7 @@ fn divide(params: &LayerParams, local: &Local) -> Shard {
         split: params.sharded().div_ceil(local.tp),
         replicated: params.replicated(),
         experts: params.experts.div_ceil(local.ep * local.etp),
+        wide: params.router + params.norms,
     }
 }
 
@@ -98,8 +105,10 @@ pub fn layer(model: &Model, layer: &Layer, local: &Local) -> Shard {
 
 /// The embedding on one rank.
 pub fn embedding(model: &Model, local: &Local) -> Shard {
+    let matrix = vocab(model, local.tp) * model.hidden;
     Shard {
-        split: vocab(model, local.tp) * model.hidden,
+        split: matrix,
+        wide: matrix,
         ..Shard::default()
     }
 }
@@ -107,9 +116,12 @@ pub fn embedding(model: &Model, local: &Local) -> Shard {
 /// The final norm and the head on one rank, the head as a matrix of its own. Where it is tied and
 /// one rank holds both ends, the caller takes one matrix off.
 pub fn head(model: &Model, local: &Local) -> Shard {
+    let matrix = vocab(model, local.tp) * (model.hidden + u64::from(model.head_bias));
+    let last_norm = count::params(model).last_norm;
     Shard {
-        split: vocab(model, local.tp) * (model.hidden + u64::from(model.head_bias)),
-        replicated: count::params(model).last_norm,
+        split: matrix,
+        replicated: last_norm,
+        wide: matrix + last_norm,
         ..Shard::default()
     }
 }
@@ -123,6 +135,7 @@ pub fn mtp(model: &Model, local: &Local) -> Vec<Shard> {
             let mut shard = divide(&depth.layer, local);
             shard.split += depth.projection.div_ceil(local.tp);
             shard.replicated += depth.norms;
+            shard.wide += depth.norms;
             shard
         })
         .collect()

@@ -15,7 +15,7 @@ use moefold_profiles::{Cluster, Dtype, HostTimes, Precision};
 use crate::choice::{
     Dispatcher, Graphs, Masters, Optimizer, Overlap, PrimaryWeights, ScheduleName, StackName,
 };
-use crate::layout::Places;
+use crate::layout::{Layout, Places};
 use crate::memory::StateBytes;
 use crate::runtime::Lowered;
 
@@ -219,6 +219,33 @@ impl Stack {
         }
     }
 
+    /// Communicators that a rank has beside one for each way in which its layers and weights are divided.
+    ///
+    /// Of Megatron-Core those of its groups that have several ranks and run a collective in training
+    /// (`initialize_model_parallel` in `megatron/core/parallel_state.py`): all ranks twice, as a job begins and for the
+    /// norm of gradients (`grad_stats_parallel_group` in `megatron/core/optimizer/__init__.py`); the ranks of one
+    /// replica, which agree on each step; those that share experts, which tell each other how many rows come
+    /// (`preprocess` of `MoEAlltoAllTokenDispatcher` in `megatron/core/transformer/moe/token_dispatcher.py`), where DeepEP
+    /// and HybridEP have one group for all; and both ends of a pipeline that have the same matrix. NCCL has buffers for
+    /// each, whoever is in it.
+    pub fn communicators_beside(
+        &self,
+        layout: &Layout,
+        dispatcher: Dispatcher,
+        ends_share: bool,
+    ) -> u64 {
+        let Self::Megatron(_) = self else { return 0 };
+        let is_flex = matches!(dispatcher, Dispatcher::Deepep | Dispatcher::Hybridep);
+        let several = [
+            (layout.gpus() > 1, 2),
+            (layout.tp() * layout.pp() > 1, 1),
+            (layout.ep() * layout.etp() > 1 && !is_flex, 1),
+            (layout.pp() > 1 && ends_share, 1),
+        ];
+        let several = several.iter().filter(|(there, _)| *there);
+        several.map(|(_, number)| number).sum()
+    }
+
     /// Elements that a bucket of gradients has at least, of parameters with so many replicas, where it divides
     /// them into any: Megatron-Core's default (`megatron/core/distributed/distributed_data_parallel.py` at
     /// d98e8a64).
@@ -279,8 +306,8 @@ impl Stack {
     /// arXiv 2603.07685, section 4.1). FP8 recipes without FP8 primary weights keep a quantized copy
     /// of the weights besides: one byte, and one more for the copy along columns where there is one (NVFP4: half); with
     /// them, those copies are the weights. MXFP8 has one byte of scale for 32 values.
-    /// Remainders of masters take two bytes (Transformer Engine, `FusedAdam`). Embedding and head are never quantized, and
-    /// neither are norms and routers, which are counted as though they were.
+    /// Remainders of masters take two bytes (Transformer Engine, `FusedAdam`). Embedding, head, norms and routers are
+    /// never quantized.
     pub fn state(
         &self,
         precision: Precision,

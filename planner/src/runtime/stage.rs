@@ -18,6 +18,8 @@ pub struct WorkingSets {
     pub logits: Bytes,
     /// Of the head's backward, beside the logits.
     pub head: Bytes,
+    /// Of the embedding's backward, which comes last, when nothing is left of what the layers behind it had saved.
+    pub embedding: Bytes,
 }
 
 impl WorkingSets {
@@ -27,6 +29,7 @@ impl WorkingSets {
         self.backward = self.backward.max(layer.backward);
         self.logits += layer.logits * u64::from(count);
         self.head = self.head.max(layer.head);
+        self.embedding = self.embedding.max(layer.embedding);
     }
 
     /// Working set and logits of the worst instant of a pass. The head's backward comes first and
@@ -85,6 +88,54 @@ impl StageMemory {
 
     /// Bytes alive in the worst instant of a pass, the microbatch's own kept tensors not counted.
     pub(crate) fn running(&self, pass: Running) -> Level {
+        let layers = self.working(pass);
+        if pass == Running::Forward {
+            return layers;
+        }
+        layers.higher(self.last() - self.passes.saved)
+    }
+
+    /// The same of its layers and the head.
+    pub(crate) fn working(&self, pass: Running) -> Level {
         self.passes.running(pass) + self.sets.running(pass != Running::Forward)
+    }
+
+    /// What it works in when all of its layers have run backward.
+    pub(crate) fn last(&self) -> Level {
+        Level::of(TensorClass::Transient, self.sets.embedding)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Layers that save 10 each and work in 7, behind an embedding whose gradient takes so much: the peak of one
+    /// microbatch alone, played.
+    #[test]
+    fn golden_the_gradient_of_the_embedding_comes_when_layers_are_through() {
+        for (layers, gradient, expected) in [(3, 20, 37), (3, 36, 37), (3, 38, 38), (1, 20, 20)] {
+            let mut stage = StageMemory {
+                sets: WorkingSets {
+                    embedding: Bytes(gradient),
+                    ..WorkingSets::default()
+                },
+                ..StageMemory::default()
+            };
+            let layer = StageMemory {
+                passes: Passes::keeping(Bytes(10)),
+                sets: WorkingSets {
+                    backward: Bytes(7),
+                    ..WorkingSets::default()
+                },
+                ..StageMemory::default()
+            };
+            stage.add_layers(&layer, layers);
+            let above = stage.running(Running::Backward);
+            let peak = (stage.passes.saved + above).total();
+            assert_eq!(peak, expected, "{layers} {gradient}");
+            let forward = stage.passes.saved + stage.running(Running::Forward);
+            assert_eq!(forward.total(), 10 * i64::from(layers));
+        }
     }
 }

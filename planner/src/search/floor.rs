@@ -122,20 +122,17 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
         // Some of them rest on the host.
         bytes.sharded = 0.0;
     }
-    let held = if question.shards_weights() {
-        memory::fully_sharded(mean, bytes, shards, [0, 0])
-    } else {
-        memory::state(mean, bytes, shards)
-    };
-    let vocabularies: u64 = question.vocabularies(layout).iter().sum();
-    let shards = if question.shards_weights() {
-        shards[0]
-    } else {
-        1
-    };
-    let ends = vocabularies as f64 / (pp * shards) as f64;
-    let wide = Bytes((ends * (bytes.weight - bytes.unquantized).max(0.0)).ceil() as u64);
-    let held = held.total().saturating_sub(wide);
+    // The least that they may take: in a pipeline some are there twice, where they are wider or narrower.
+    let bounds = [0, whole.wide.div_ceil(pp)];
+    let held = bounds.map(|wide| {
+        let held = if question.shards_weights() {
+            memory::fully_sharded(mean, wide, bytes, shards, Bytes::ZERO)
+        } else {
+            memory::state(mean, wide, bytes, shards)
+        };
+        held.total()
+    });
+    let held = held[0].min(held[1]);
     held + held.scale(stack.fragmentation()) + stack.common().context
 }
 

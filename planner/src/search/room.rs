@@ -76,8 +76,10 @@ impl<'a> Room<'a> {
         let state = |shard: Shard| {
             let families = [shard.dense(), shard.experts].map(|count| count as f64);
             let each = families.iter().zip(shards);
+            let wide = shard.wide as f64 * (bytes.unquantized - bytes.weight);
             each.map(|(count, shards)| count * (bytes.weight + bytes.gradient + sharded / shards))
                 .sum::<f64>()
+                + wide
         };
         let mut layers = vec![0; shape.kinds.len()];
         for &kind in &question.kind_of {
@@ -90,9 +92,6 @@ impl<'a> Room<'a> {
             .collect();
         kinds.sort_by(|a, b| b.1.total_cmp(&a.1));
         let mut ends = [&shape.embedding, &shape.head].map(|end| state(end.memory[0].shard));
-        for (end, wide) in ends.iter_mut().zip(question.vocabularies(layout)) {
-            *end += wide as f64 * (bytes.unquantized - bytes.weight);
-        }
         if question.model.tied_embeddings && !layout.places().parts_ends() {
             // One matrix.
             ends[0] = 0.0;

@@ -27,7 +27,6 @@ use crate::options::{Loads, Routing, SearchOptions};
 use crate::price::LayerBreakdown;
 use crate::rules::{KeyWays, heads, undivided};
 use crate::runtime::{self, LayerGroups, Lowered, Piece, Runtime, Setting, Slot, Stretches, gcd};
-use crate::shard;
 use crate::stack::Stack;
 
 /// The inputs of a search that stay the same throughout.
@@ -655,18 +654,6 @@ impl<'a> Question<'a> {
     /// `megatron/core/distributed/finalize_model_grads.py`).
     pub(crate) fn embeds_twice(&self) -> bool {
         self.model.tied_embeddings || !self.model.mtp.is_empty()
-    }
-
-    /// Elements of the matrices of a vocabulary that a rank with the first stage of a layout has, and one with the last:
-    /// no recipe quantizes them. One that both have on one rank counts with the last.
-    pub(crate) fn vocabularies(&self, layout: &Layout) -> [u64; 2] {
-        let one = shard::vocab(self.model, u64::from(layout.tp())) * self.model.hidden;
-        let (tied, parted) = (self.model.tied_embeddings, layout.places().parts_ends());
-        let again = parted && !tied && !self.model.mtp.is_empty();
-        [
-            one * u64::from(parted || !tied),
-            one * (1 + u64::from(again)),
-        ]
     }
 
     /// How many tokens an expert takes, where there are experts.

@@ -9,9 +9,9 @@
 //! - the message that a stage has received, which the schedule keeps beside the copy of it;
 //! - gradients of what graphs give, in buffers that stay, one set for all;
 //! - the working set of what is a graph beside that of what is none, since no block of one pool serves the other;
-//! - the driver's record of every kernel: a graph has nodes, and in a pipeline each microbatch has graphs of its own
-//!   (`2 L M` of `L` layers and `M` microbatches, without a pipeline `2 L`; `TECudaGraphHelper` in
-//!   `megatron/core/transformer/cuda_graphs.py`).
+//! - the driver's record of every kernel: a graph has nodes, and in a pipeline, as where passes are combined, each
+//!   microbatch has graphs of its own (`2 L M` of `L` layers and `M` microbatches, else `2 L`;
+//!   `TECudaGraphHelper._get_cuda_graph_input_data` in `megatron/core/transformer/cuda_graphs.py`).
 //!
 //! A graph of the whole step is one pool and has the nodes of all microbatches. Rows of dropless experts are bounded by a
 //! budget, and what works on them is as large as the budget; what they save goes to pages of their true size

@@ -216,8 +216,8 @@ impl StageSplit {
                 let mut head = of(&shape.head, late || shared);
                 if tied && !layout.places().parts_ends() {
                     let matrix = of(&shape.embedding, false);
-                    head.shard.split -= matrix.shard.split;
-                    head.resting.split -= matrix.resting.split;
+                    head.shard = head.shard.without(matrix.shard);
+                    head.resting = head.resting.without(matrix.resting);
                 }
                 head.alone = alone[1];
                 let mut depths = Vec::new();
@@ -260,7 +260,7 @@ impl StageSplit {
         let places = layout.places();
         let has_ends = !places.parts_ends() && places.rank_of(0) as usize == rank;
         if question.model.tied_embeddings && has_ends {
-            shard.split -= of(&shape.embedding.memory[0]).split;
+            shard = shard.without(of(&shape.embedding.memory[0]));
         }
         shard
     }
@@ -349,8 +349,8 @@ fn rank_end(
         let experts = all.experts / u64::from(groups.edp.ranks);
         let own = Shard {
             split: dense,
-            replicated: 0,
             experts,
+            ..Shard::default()
         };
         work.optimizer.extend(ends::cleared(&own));
         if several[0] {

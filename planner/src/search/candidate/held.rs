@@ -50,8 +50,8 @@ impl StageSplit {
         self.copied * i64::from(stage > 0 && !self.runs[stage].is_empty())
     }
 
-    /// What the driver has for the CUDA graphs of a pipeline rank: in a pipeline each microbatch has its own, and one
-    /// of the whole step has all of them.
+    /// What the driver has for the CUDA graphs of a pipeline rank: in a pipeline, and where passes of two microbatches
+    /// run as one, each microbatch has its own, and one of the whole step has all of them.
     fn of_graphs(&self, case: Case<'_>, rank: usize) -> Bytes {
         let Case {
             question,
@@ -63,7 +63,8 @@ impl StageSplit {
         let nodes: u64 = stages
             .map(|(kind, count)| kind.nodes * u64::from(count))
             .sum();
-        let each = layout.pp() > 1 || question.options.fixed_graphs().is_whole();
+        let combined = question.overlap.expert_alltoall;
+        let each = layout.pp() > 1 || combined || question.options.fixed_graphs().is_whole();
         let copies = if each { layout.microbatches() } else { 1 };
         Bytes(graphs::NODE.0 * nodes * u64::from(copies))
     }
@@ -117,27 +118,27 @@ impl StageSplit {
                 let held = resting
                     .each_ref()
                     .map(|buckets| buckets.iter().sum::<u64>());
+                let wide = weights.units.iter().map(|unit| unit.resting.wide).sum();
+                let gradients = |count: u64| Bytes((count as f64 * bytes.gradient).ceil() as u64);
                 let mut held = match question.division(layout) {
                     Division::Sharded(turns) => {
                         let whole = if question.stack.keeps_units() {
-                            weights.whole(turns, &resting, several(layout))
+                            // It quantizes nothing.
+                            let [whole, grads] = weights.whole(turns, &resting, several(layout));
+                            bytes.weights(whole, 0) + gradients(grads)
                         } else {
-                            let units = weights.units.iter();
-                            memory::largest_units(units.map(|unit| unit.resting.total()))
+                            let units = weights.units.iter().map(|unit| unit.resting);
+                            memory::largest_units(units.map(|unit| {
+                                let total = unit.total();
+                                [bytes.weights(total, unit.wide), gradients(total)]
+                            }))
                         };
-                        memory::fully_sharded(held, bytes, shards, whole)
+                        memory::fully_sharded(held, wide, bytes, shards, whole)
                     }
-                    Division::Whole | Division::AtLeast(_) => memory::state(held, bytes, shards),
+                    Division::Whole | Division::AtLeast(_) => {
+                        memory::state(held, wide, bytes, shards)
+                    }
                 };
-                let ends = vocabularies(case, rank);
-                let ends = ends.div_ceil(if question.shards_weights() {
-                    shards[0]
-                } else {
-                    1
-                });
-                let own = &mut held[TensorClass::Weights];
-                *own =
-                    Bytes((own.0 as f64 + ends as f64 * (bytes.unquantized - bytes.weight)) as u64);
                 held[TensorClass::Optimizer] -= self.streamed[rank].0;
                 held = held + step.standing.bytes();
                 held[TensorClass::Transient] += self.buffers(case, rank);
@@ -264,16 +265,20 @@ impl StageSplit {
             }
             each
         };
-        let works = |stage, pass| self.stage_memory(case.shape, stage, sets).running(pass);
+        let of_stage = |stage| self.stage_memory(case.shape, stage, sets);
+        let going = of_stage(backward);
         let received = u32::from(forward > 0) + u32::from(backward + 1 < self.stages.len());
-        let mut level = self.message * i64::from(received)
-            + works(forward, Running::Forward)
-            + works(backward, Running::Backward);
+        let messages = self.message * i64::from(received);
+        // The embedding runs backward when both passes are over.
+        let last = messages + of_stage(forward).passes.saved - going.passes.saved + going.last();
+        let mut level = messages
+            + of_stage(forward).working(Running::Forward)
+            + going.working(Running::Backward);
         let (mut coming, mut going) = (
             layers(forward).into_iter(),
             layers(backward).into_iter().rev(),
         );
-        let mut peak = level;
+        let mut peak = level.higher(last);
         while coming.len() + going.len() > 0 {
             level = level + coming.next().unwrap_or_default();
             peak = peak.higher(level);
@@ -526,16 +531,6 @@ impl StageSplit {
     }
 }
 
-/// Elements of the matrices of a vocabulary that a pipeline rank has.
-fn vocabularies(case: Case<'_>, rank: usize) -> u64 {
-    let stages = case.layout.places().stages() as usize;
-    let of_ends = case.question.vocabularies(case.layout);
-    let ends = [0, stages - 1].into_iter().zip(of_ends);
-    let own = |stage: usize| own(case.layout, rank).any(|of_rank| of_rank == stage);
-    ends.filter_map(|(stage, elements)| own(stage).then_some(elements))
-        .sum()
-}
-
 /// Context, communicators of the groups that have more than one rank, and dispatcher buffers.
 pub(crate) fn overhead(case: Case<'_>) -> Bytes {
     let Case {
@@ -570,7 +565,8 @@ pub(crate) fn overhead(case: Case<'_>) -> Bytes {
     let communicators = degrees.iter().filter(|&&degree| degree > 1).count() as u64
         + levels
         + instances
-        + stack.pipeline_communicators(layout.places());
+        + stack.pipeline_communicators(layout.places())
+        + stack.communicators_beside(layout, shape.dispatcher, question.embeds_twice());
     let ep = placement(layout, GroupKind::Ep, question.cluster);
     let staging = stack.staging(
         shape.dispatcher,
