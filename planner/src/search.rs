@@ -407,7 +407,9 @@ fn candidates(
             .par_chunks(together)
             .map(|some| Candidates::among(questions, rules, some))
             .collect();
-        parts.into_iter().for_each(|part| found.add(part));
+        for part in parts {
+            found.add(part);
+        }
         if some.len() < at_once {
             return Ok(found);
         }
