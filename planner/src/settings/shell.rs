@@ -389,6 +389,7 @@ fn commands(text: &str) -> Vec<(usize, Vec<Word>)> {
     let mut reader = Reader {
         rest: text.chars().collect(),
         at: 0,
+        in_array: false,
     };
     let mut all = Vec::new();
     let mut line = 1;
@@ -408,6 +409,8 @@ fn commands(text: &str) -> Vec<(usize, Vec<Word>)> {
 struct Reader {
     rest: Vec<char>,
     at: usize,
+    /// Whether words of an array are read: none of them is an array.
+    in_array: bool,
 }
 
 impl Reader {
@@ -476,7 +479,7 @@ impl Reader {
                     let text = self.bracketed('{', '}');
                     open.push_str(&text);
                 }
-                '(' if open.ends_with('=') && word.parts.is_empty() => {
+                '(' if !self.in_array && open.ends_with('=') && word.parts.is_empty() => {
                     self.at += 1;
                     let items = self.array();
                     close(&mut open, &mut word);
@@ -497,6 +500,7 @@ impl Reader {
 
     /// The words of an array, to its parenthesis.
     fn array(&mut self) -> Vec<Word> {
+        self.in_array = true;
         let mut words = Vec::new();
         while let Some(found) = self.peek() {
             match found {
@@ -510,6 +514,7 @@ impl Reader {
                 _ => words.push(self.word()),
             }
         }
+        self.in_array = false;
         words
     }
 
@@ -668,6 +673,9 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
         let added = format!("A=--bf16\n{}$A\n", "A+=\" --lr 1\"\n".repeat(1000));
         assert_eq!(parse(&added).get("lr"), Some(&words(&["1"])));
         assert_eq!(parse("--lr 1\\").get("lr"), Some(&words(&["1"])));
+        // An array holds no arrays.
+        let nested = parse(&format!("{}\n--lr 1\n", "A=(".repeat(100_000)));
+        assert_eq!(nested.get("lr"), Some(&words(&["1"])));
         let deep = format!(
             "A={}1{}\n--lr $A\n",
             "${B:-".repeat(20_000),
