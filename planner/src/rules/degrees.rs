@@ -33,6 +33,8 @@ pub struct Rules {
     expert_widths: Vec<u64>,
     /// Experts of a token, where it has most.
     topk: u64,
+    /// How many times the rows of an expert are padded to at most.
+    padding: u64,
     choices: Choices,
 }
 
@@ -41,6 +43,10 @@ impl Rules {
     pub fn of(model: &Model, options: &SearchOptions) -> Self {
         Self {
             choices: Choices::of(model, options),
+            padding: match options.capacity {
+                Some(capacity) if capacity.pad => capacity.factor.ceil().max(1.0) as u64,
+                _ => 1,
+            },
             ..Self::new(model, &options.batch)
         }
     }
@@ -60,6 +66,7 @@ impl Rules {
             experts: Vec::new(),
             expert_widths: Vec::new(),
             topk: 0,
+            padding: 1,
             choices: Choices::default(),
         };
         for layer in model.layers.iter().chain(&model.mtp) {
@@ -293,7 +300,7 @@ impl Rules {
         let cut = all(&[d.cp.into(), d.tp.into()]).max(1);
         let tokens = all(&[self.batch.seq_len, d.mbs.into()]);
         let heads = self.heads.last().copied().unwrap_or(1);
-        let sent = all(&[d.ep.into(), d.etp.into(), self.topk]);
+        let sent = all(&[d.ep.into(), d.etp.into(), self.topk, self.padding]);
         for (what, each) in [("of heads", heads.into()), ("of experts", sent)] {
             let rows = tokens.saturating_mul(each) / cut;
             if rows > MAX_ROWS.into() {

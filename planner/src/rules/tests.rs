@@ -3,9 +3,11 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::choice::{Capacity, DropPolicy, StackName};
 use crate::layout::nearest::{Nearest, divisors, multiples};
 use crate::layout::*;
 use crate::model::{Model, presets};
+use crate::options::SearchOptions;
 
 const BATCH: Batch = Batch {
     seq_len: 4096,
@@ -176,6 +178,22 @@ fn rows_that_kernels_cannot_count_are_refused_and_with_larger_degrees_are_not() 
     for larger in ["tp=2", "tp=4,ep=8,etp=4"] {
         let layout = Layout::new(&degrees(64, larger), &mixtral(), &long);
         assert_eq!(layout.err(), None, "{larger}");
+    }
+    // Each expert is padded to three times its even share.
+    let mut options = SearchOptions::new(long, StackName::Megatron);
+    for pad in [false, true] {
+        options.capacity = Some(Capacity {
+            factor: 3.0,
+            drop_policy: DropPolicy::Probs,
+            pad,
+        });
+        let layout = Rules::of(&mixtral(), &options).layout(&degrees(64, "tp=4,ep=8,etp=4"));
+        let rows = Illegal::Rows {
+            what: "of experts",
+            rows: 3 << 30,
+        };
+        let is_refused = layout.is_err_and(|broken| broken.contains(&rows));
+        assert_eq!(is_refused, pad, "pad {pad}");
     }
 }
 
