@@ -153,6 +153,11 @@ impl StateBytes {
         let quantized = parameters.saturating_sub(wide);
         each(quantized, self.weight) + each(wide, self.unquantized)
     }
+
+    /// Main gradients of so many parameters.
+    pub fn gradients(&self, parameters: u64) -> Bytes {
+        each(parameters, self.gradient)
+    }
 }
 
 /// So many times so many bytes, whole.
@@ -170,7 +175,7 @@ pub fn state(
 ) -> ByClass<Bytes> {
     let mut rank = ByClass::default();
     rank[TensorClass::Weights] = bytes.weights(dense + experts, wide);
-    rank[TensorClass::Gradients] = each(dense + experts, bytes.gradient);
+    rank[TensorClass::Gradients] = bytes.gradients(dense + experts);
     rank[TensorClass::Optimizer] = each(dense.div_ceil(dense_shards), bytes.sharded)
         + each(experts.div_ceil(expert_shards), bytes.sharded);
     rank
@@ -190,7 +195,7 @@ pub fn fully_sharded(
     let own: u64 = own.map(|(held, shards)| held.div_ceil(shards)).sum();
     // What is not quantized is dense.
     rank[TensorClass::Weights] = bytes.weights(own, wide.div_ceil(shards[0]));
-    rank[TensorClass::Gradients] = each(own, bytes.gradient);
+    rank[TensorClass::Gradients] = bytes.gradients(own);
     rank[TensorClass::Transient] = whole;
     rank
 }

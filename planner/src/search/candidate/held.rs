@@ -119,18 +119,17 @@ impl StageSplit {
                     .each_ref()
                     .map(|buckets| buckets.iter().sum::<u64>());
                 let wide = weights.units.iter().map(|unit| unit.resting.wide).sum();
-                let gradients = |count: u64| Bytes((count as f64 * bytes.gradient).ceil() as u64);
                 let mut held = match question.division(layout) {
                     Division::Sharded(turns) => {
                         let whole = if question.stack.keeps_units() {
                             // It quantizes nothing.
                             let [whole, grads] = weights.whole(turns, &resting, several(layout));
-                            bytes.weights(whole, 0) + gradients(grads)
+                            bytes.weights(whole, 0) + bytes.gradients(grads)
                         } else {
                             let units = weights.units.iter().map(|unit| unit.resting);
                             memory::largest_units(units.map(|unit| {
                                 let total = unit.total();
-                                [bytes.weights(total, unit.wide), gradients(total)]
+                                [bytes.weights(total, unit.wide), bytes.gradients(total)]
                             }))
                         };
                         memory::fully_sharded(held, wide, bytes, shards, whole)
