@@ -17,6 +17,7 @@ use std::iter::Flatten;
 use moefold_profiles::trace::{Lane, Origin};
 use moefold_profiles::units::{Instant, Span};
 use moefold_profiles::{Category, Trace, TraceSpan};
+use petgraph::Graph;
 use petgraph::visit::{DfsPostOrder, GraphBase, GraphRef, IntoNeighbors, VisitMap, Visitable};
 
 use crate::schedule::{Action, ActionIndex, Microbatch, Schedule, Stage};
@@ -508,9 +509,8 @@ struct Waits<'a> {
     begins: &'a [usize],
 }
 
-/// Work that a walk has seen.
-#[derive(Debug)]
-struct Seen(Vec<bool>);
+/// Work that a walk has seen, as petgraph keeps it for graphs of its own.
+type Seen = <Graph<(), ()> as Visitable>::Map;
 
 impl GraphBase for Waits<'_> {
     type NodeId = NodeIndex;
@@ -535,25 +535,11 @@ impl Visitable for Waits<'_> {
     type Map = Seen;
 
     fn visit_map(&self) -> Seen {
-        Seen(vec![false; self.nodes.len()])
+        Seen::with_capacity(self.nodes.len())
     }
 
     fn reset_map(&self, map: &mut Seen) {
-        map.0.fill(false);
-    }
-}
-
-impl VisitMap<NodeIndex> for Seen {
-    fn visit(&mut self, node: NodeIndex) -> bool {
-        !std::mem::replace(&mut self.0[node as usize], true)
-    }
-
-    fn is_visited(&self, node: &NodeIndex) -> bool {
-        self.0[*node as usize]
-    }
-
-    fn unvisit(&mut self, node: NodeIndex) -> bool {
-        std::mem::replace(&mut self.0[node as usize], false)
+        map.clear();
     }
 }
 
