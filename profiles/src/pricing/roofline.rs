@@ -16,8 +16,9 @@ use crate::units::FlopsPerSecond;
 const STREAM_EFFICIENCY: f64 = 0.8;
 const STREAM_LATENCY_S: f64 = 3e-6;
 
-/// Share of memory bandwidth that kernels reach by what they do.
-struct MemoryShares {
+/// What kernels reach of memory bandwidth by what they do: a share of it, or bytes a second.
+#[derive(Debug, Clone)]
+struct Moved {
     /// Those that stream.
     stream: f64,
     /// Those that gather rows.
@@ -26,8 +27,8 @@ struct MemoryShares {
     softmax: f64,
 }
 
-impl MemoryShares {
-    /// Of an architecture. Blackwell has more bandwidth a multiprocessor than loads of elementwise kernels keep in flight:
+impl Moved {
+    /// The shares of an architecture. Blackwell has more bandwidth a multiprocessor than loads of elementwise kernels keep in flight:
     /// SimuMax@4dcaae51 fits 0.67 to a B200 and 0.91 to an A100, and copies of 117 MB on a GB200 reach 0.69
     /// (pytorch/ao#4247). On an H100, RMS norms of 67 MB reach 0.77 where the same on a B200 reach 0.58
     /// (linkedin/Liger-Kernel#1462); 0.8 is aiconfigurator's for all GPUs. Permutation reaches 0.50 on SimuMax's B200, taken
@@ -102,8 +103,8 @@ pub(super) struct Roofline {
     /// Share of the peak that products keep up in training.
     sustained: f64,
     memory_rate: f64,
-    /// Bytes a second of kernels that move memory: streaming, gathering rows, and of the softmax.
-    moved: [f64; 3],
+    /// Bytes a second of kernels that move memory.
+    moved: Moved,
     sms: f64,
     cpu: bool,
 }
@@ -142,21 +143,21 @@ impl Roofline {
                 _ => matrix_shape(dtype).ceiling,
             }
         });
-        let rate = gpu.memory_rate().0;
-        let shares = MemoryShares::of(&gpu.arch);
-        let moved = if gpu.is_cpu() {
-            // Gathers and the softmax are as much slower as elsewhere.
-            let slower = |share: f64| rate * share / shares.stream;
-            [rate, slower(shares.gather), slower(shares.softmax)]
-        } else {
-            [shares.stream, shares.gather, shares.softmax].map(|share| rate * share)
-        };
+        let memory_rate = gpu.memory_rate().0;
+        let shares = Moved::of(&gpu.arch);
+        // What is assumed of a core streams; gathers and the softmax are as much slower as elsewhere.
+        let full = if gpu.is_cpu() { shares.stream } else { 1.0 };
+        let rate = |share: f64| memory_rate * (share / full);
         Self {
             peak,
             ceiling,
             sustained: gpu.sustained_share.unwrap_or(1.0),
-            memory_rate: rate,
-            moved,
+            memory_rate,
+            moved: Moved {
+                stream: rate(shares.stream),
+                gather: rate(shares.gather),
+                softmax: rate(shares.softmax),
+            },
             sms: f64::from(gpu.num_sms),
             cpu: gpu.is_cpu(),
         }
@@ -199,7 +200,7 @@ impl Roofline {
 
     /// Seconds to move `bytes` through memory row by row, as rows lie elsewhere.
     pub(super) fn gather(&self, bytes: f64) -> f64 {
-        bytes / self.moved[1]
+        bytes / self.moved.gather
     }
 
     /// A dense product `[m,k] x [k,n]`, forward.
@@ -224,11 +225,10 @@ impl Roofline {
 
     /// An op that moves memory: a streaming rate and a least time.
     pub(super) fn memory_bound(&self, op: &Op) -> f64 {
-        let [stream, gather, softmax] = self.moved;
         let rate = match op {
-            Op::Permute { .. } | Op::Unpermute { .. } | Op::Embedding { .. } => gather,
-            Op::CrossEntropy { .. } => softmax,
-            _ => stream,
+            Op::Permute { .. } | Op::Unpermute { .. } | Op::Embedding { .. } => self.moved.gather,
+            Op::CrossEntropy { .. } => self.moved.softmax,
+            _ => self.moved.stream,
         };
         let latency = if self.cpu { 0.5e-6 } else { STREAM_LATENCY_S };
         latency + op.bytes().0 as f64 / rate
