@@ -549,7 +549,6 @@ pub fn add_busy<'a>(
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::choice::{Graphs, Module, Recompute, StackName};
     use crate::layout::{Batch, Layout, PartialDegrees};

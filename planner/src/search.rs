@@ -378,8 +378,10 @@ struct Refusal {
     example: String,
 }
 
-/// Tuples that are judged between two looks at the watch, and those of them that are judged together.
-const JUDGED: [usize; 2] = [1 << 16, 1 << 11];
+/// Tuples that are judged between two looks at the watch.
+const JUDGED: usize = 1 << 16;
+/// Those of them that one thread judges together.
+const TOGETHER: usize = 1 << 11;
 
 fn candidates(
     questions: &[Question<'_>],
@@ -392,7 +394,6 @@ fn candidates(
     let spaces = pins(options, gpus).into_iter();
     let mut tuples = spaces.flat_map(|pins| space(question.model, gpus, &options.batch, &pins));
     let mut found = Candidates::default();
-    let [at_once, together] = JUDGED;
     loop {
         let making = Progress {
             seen: 0,
@@ -402,15 +403,15 @@ fn candidates(
         if watch(&making).is_break() {
             return Err(PlanError::Stopped);
         }
-        let some: Vec<Degrees> = tuples.by_ref().take(at_once).collect();
+        let some: Vec<Degrees> = tuples.by_ref().take(JUDGED).collect();
         let parts: Vec<Candidates> = some
-            .par_chunks(together)
+            .par_chunks(TOGETHER)
             .map(|some| Candidates::among(questions, rules, some))
             .collect();
         for part in parts {
             found.add(part);
         }
-        if some.len() < at_once {
+        if some.len() < JUDGED {
             return Ok(found);
         }
     }

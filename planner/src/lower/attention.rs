@@ -359,7 +359,6 @@ fn lower_linear(work: &mut Writer<'_>, linear: &LinearMixer) {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::layout::Batch;
     use crate::local::Local;

@@ -246,7 +246,6 @@ fn grouped_linear(work: &mut Writer<'_>, rows: u64, n: u64, k: u64) {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::layout::Batch;
     use crate::local::Local;

@@ -84,10 +84,10 @@ fn glance_under(
         schedule,
     };
     // What no split has room for needs none.
-    let may_fit = |case, of: Of<'_>| {
-        Room::new(case, occupancies, capacity).is_none_or(|room| room.may_hold(of))
-    };
-    let plain = may_fit(case, Of::Choice(&question.choices[0]));
+    let room = |case| Room::new(case, occupancies, capacity);
+    let may_hold =
+        |room: &Option<Room<'_>>, of: Of<'_>| room.as_ref().is_none_or(|room| room.may_hold(of));
+    let plain = may_hold(&room(case), Of::Choice(&question.choices[0]));
     if !plain && question.choices.len() == 1 {
         return None;
     }
@@ -110,15 +110,11 @@ fn glance_under(
     }
     let shape = &of_question.held_under(question, schedule, true)[index];
     let case = Case { shape, ..case };
-    let room = Room::new(case, occupancies, capacity);
-    let room = room.as_ref();
-    if room.is_some_and(|room| !room.may_hold(Of::Any)) {
+    let room = room(case);
+    if !may_hold(&room, Of::Any) {
         return None;
     }
-    let fits = |choice: &&usize| {
-        let sets = &question.choices[**choice];
-        room.is_none_or(|room| room.may_hold(Of::Choice(sets)))
-    };
+    let fits = |&&choice: &&usize| may_hold(&room, Of::Choice(&question.choices[choice]));
     let (choice, memory) = shape
         .choices_by_time()
         .iter()
