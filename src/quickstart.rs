@@ -42,9 +42,9 @@ pub(crate) const BATCH: Batch = Batch {
 };
 const LEARNING_RATE: f64 = 3e-3;
 const AUX_LOSS_COEF: f64 = 0.01;
-/// Plans shown, and enough to show all there are.
 /// One for all plans: what is measured of one is what another is priced with.
 const DISPATCHER: Dispatcher = Dispatcher::Alltoall;
+/// Plans shown, and enough to show all there are.
 const TOP: usize = 5;
 const EVERYTHING: usize = 10_000;
 const FOLDED: &str = "plan-folded.json";
