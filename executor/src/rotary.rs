@@ -33,12 +33,8 @@ impl Rotation {
 
     /// That of a model whose layers rotate alike; none where none rotates.
     pub(crate) fn of(model: &Model) -> Option<Self> {
-        let widths = model.layers.iter().map(|layer| match &layer.mixer {
-            Some(Mixer::Gqa(gqa)) => gqa.rotary_dim,
-            Some(Mixer::Mla(mla)) => mla.qk_rope_head_dim,
-            _ => 0,
-        });
-        let width = widths.max().filter(|&width| width > 0)? as usize;
+        let mut mixers = model.layers.iter().filter_map(|layer| layer.mixer.as_ref());
+        let width = mixers.find_map(Mixer::rotary_dim)? as usize;
         let theta = model.rope_theta?;
         let plain = Self {
             frequencies: rope::frequencies(width, theta),

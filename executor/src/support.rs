@@ -242,7 +242,7 @@ pub(crate) fn beyond_kernels(model: &Model) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use moefold_planner::choice::{GraphModule, Graphs};
-    use moefold_planner::model::{Ffn, RouterGroups};
+    use moefold_planner::model::{Ffn, Mixer, RouterGroups};
 
     use super::*;
     use crate::testing;
@@ -290,6 +290,21 @@ mod tests {
         for part in ["fully sharded", "pp=2", "use \"1\" or pp=1"] {
             assert!(text.contains(part), "{text} lacks {part}");
         }
+    }
+
+    #[test]
+    fn layers_that_rotate_parts_of_other_widths_are_refused_by_name() {
+        let mut model = testing::plan().model;
+        let Some(Mixer::Gqa(gqa)) = &mut model.layers[1].mixer else {
+            panic!("a layer of grouped-query attention")
+        };
+        gqa.rotary_dim /= 2;
+        let refused = check(&plan(), &model, &DeviceSpec::CPU).expect_err("one table");
+        let refused = refused.to_string();
+        assert!(
+            refused.contains("rotary embeddings of several widths"),
+            "{refused}"
+        );
     }
 
     #[test]

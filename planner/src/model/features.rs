@@ -58,6 +58,8 @@ features! {
     NoRotary = "attention without rotary embedding",
     /// A part of each head is rotated.
     PartialRotary = "partial rotary embedding",
+    /// Layers that differ in how much of a head they rotate.
+    RotaryWidths = "rotary embeddings of several widths",
     /// Rescaled rotary frequencies, of any kind but the next.
     RotaryScaling = "rotary scaling",
     /// Rotary frequencies rescaled as Llama 3.1 has them.
@@ -173,7 +175,14 @@ fn of_trunk(model: &Model, found: &mut Vec<Feature>) {
         _ => Feature::RotaryScaling,
     });
     found.extend(scaled);
+    let mixers = model.layers.iter().chain(&model.mtp);
+    let mut widths = mixers.filter_map(|layer| layer.mixer.as_ref()?.rotary_dim());
+    let first = widths.next();
     let traits = [
+        (
+            widths.any(|width| Some(width) != first),
+            Feature::RotaryWidths,
+        ),
         (
             matches!(
                 model.norm.kind,

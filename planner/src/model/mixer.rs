@@ -18,6 +18,19 @@ pub enum Mixer {
     Linear(LinearMixer),
 }
 
+impl Mixer {
+    /// How much of a head it rotates, where it rotates any.
+    pub fn rotary_dim(&self) -> Option<u64> {
+        let width = match self {
+            Self::Gqa(gqa) => gqa.rotary_dim,
+            Self::Mla(mla) => mla.qk_rope_head_dim,
+            Self::SharedKv(kv) => kv.rotary_dim,
+            Self::Linear(_) => 0,
+        };
+        (width > 0).then_some(width)
+    }
+}
+
 /// Grouped-query attention.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

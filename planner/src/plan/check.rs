@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use moefold_profiles::Cluster;
 use serde_json::Value;
 
 use super::{
@@ -46,6 +47,15 @@ impl Place<'_> {
             let key = format!("model.{}", broken.key);
             self.value(&key, broken.found, broken.expected)
         })
+    }
+
+    /// Refuses GPUs without a multiprocessor, which kernels are spread over.
+    pub(super) fn check_cluster(&self, cluster: &Cluster) -> Result<(), PlanFileError> {
+        if cluster.gpu.num_sms > 0 {
+            return Ok(());
+        }
+        let expected = "at least 1".to_owned();
+        Err(self.value("cluster.gpu.num_sms", "0".to_owned(), expected))
     }
 
     /// A number that no plan has.

@@ -196,6 +196,7 @@ impl Plan {
         let place = Place { path, prefix: "" };
         let (planned, model, request) = (&self.planned, &self.model, &self.request);
         place.check_model(model)?;
+        place.check_cluster(&self.cluster)?;
         planned.check(&place, model, request)?;
         for (index, runner_up) in self.alternatives.iter().enumerate() {
             let prefix = &format!("alternatives[{index}].");
@@ -260,7 +261,7 @@ mod tests {
     #[test]
     fn hand_edits_that_break_a_rule_are_refused_by_name() {
         type Edit = fn(&mut Value);
-        let cases: [(&str, Edit); 19] = [
+        let cases: [(&str, Edit); 20] = [
             ("version 7", |plan| plan["version"] = 7.into()),
             ("unknown key `recompte`; nearest: `recompute`", |plan| {
                 plan["recompte"] = "none".into();
@@ -276,6 +277,9 @@ mod tests {
             ),
             ("`zero` fsdp gathers layers in every microbatch", |plan| {
                 plan["zero"] = "fsdp".into();
+            }),
+            ("cluster.gpu.num_sms is 0", |plan| {
+                plan["cluster"]["gpu"]["num_sms"] = 0.into();
             }),
             ("unknown field `foo`", |plan| {
                 plan["layout"]["foo"] = 1.into();
