@@ -346,7 +346,9 @@ impl<'a> Traced<'a> {
         drop((hidden, dx));
         let heard = [forward, backward, weight, update];
         let moves = !site.offload.is_none();
-        Ok(Answer::of(heard, stretches, &store.shard, moves))
+        let mut answer = Answer::of(heard, stretches, &store.shard, moves);
+        answer.forget(site.of_weights, unit);
+        Ok(answer)
     }
 
     /// Rows of the rank's experts over the mean of all ranks.
@@ -395,6 +397,17 @@ impl Answer {
             forward: forward.items.into_iter().collect(),
             again: again.into_iter().collect(),
             backward: rest.into_iter().collect(),
+        }
+    }
+
+    /// Drops the lists that nobody asks for, by far the most of an answer: work is asked for with gradients of
+    /// weights at once, and of what runs again only that.
+    fn forget(&mut self, of_weights: OfWeights, unit: &Unit) {
+        if !matches!(unit, Unit::Piece(_, Recompute::None)) {
+            (self.forward, self.backward) = Default::default();
+        }
+        if of_weights != OfWeights::AtOnce {
+            (self.forward, self.again, self.backward) = Default::default();
         }
     }
 }

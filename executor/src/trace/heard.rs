@@ -133,33 +133,48 @@ impl Group {
     }
 }
 
-/// What takes time, in order; what is alike and follows one another is there once. Ranks that share the slices of an
-/// expert broadcast as often as there are of them.
+/// What takes time, in order. Each item is there once, however often it runs: attention on a ring has thousands of
+/// steps of few kinds, and ranks that share the slices of an expert broadcast as often as there are of them.
 #[derive(Debug, Default)]
-pub(super) struct Items(Vec<(Item, u32)>);
+pub(super) struct Items {
+    items: Vec<Item>,
+    /// Which of them runs, and how often in a row.
+    runs: Vec<(u32, u32)>,
+}
 
 impl Items {
     pub(super) fn len(&self) -> usize {
-        self.0.iter().map(|(_, times)| *times as usize).sum()
+        self.runs.iter().map(|(_, times)| *times as usize).sum()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
-        let runs = self.0.iter();
-        runs.flat_map(|(item, times)| std::iter::repeat_n(item, *times as usize))
+        let run = |&(item, times): &(u32, u32)| {
+            std::iter::repeat_n(&self.items[item as usize], times as usize)
+        };
+        self.runs.iter().flat_map(run)
     }
 }
 
 impl FromIterator<Item> for Items {
-    fn from_iter<I: IntoIterator<Item = Item>>(items: I) -> Self {
-        let mut runs: Vec<(Item, u32)> = Vec::new();
-        for item in items {
+    fn from_iter<I: IntoIterator<Item = Item>>(all: I) -> Self {
+        let Self {
+            mut items,
+            mut runs,
+        } = Self::default();
+        for item in all {
+            let known = items.iter().position(|known| *known == item);
+            let which = known.unwrap_or(items.len()) as u32;
+            if known.is_none() {
+                items.push(item);
+            }
             match runs.last_mut() {
-                Some((last, times)) if *last == item => *times += 1,
-                _ => runs.push((item, 1)),
+                Some((last, times)) if *last == which => *times += 1,
+                _ => runs.push((which, 1)),
             }
         }
+        items.shrink_to_fit();
         runs.shrink_to_fit();
-        Self(runs)
+        Self { items, runs }
     }
 }
 
