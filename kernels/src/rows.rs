@@ -47,13 +47,44 @@ pub fn gather(x: &Tensor, index: &Tensor) -> Tensor {
     y
 }
 
+/// Chunks of rows, in order, none of them empty.
+#[derive(Debug, Clone, Default)]
+pub struct Chunks {
+    ranges: Vec<Range<usize>>,
+    /// Of all of them.
+    rows: usize,
+    /// Where the last row of them ends.
+    end: usize,
+}
+
+/// Those that are not empty.
+///
+/// # Panics
+/// When they have more rows than memory can hold.
+impl FromIterator<Range<usize>> for Chunks {
+    fn from_iter<I: IntoIterator<Item = Range<usize>>>(all: I) -> Self {
+        let all = all.into_iter();
+        let mut ranges = Vec::with_capacity(all.size_hint().0);
+        ranges.extend(all.filter(|range| !range.is_empty()));
+        Self {
+            rows: sizes::sum("rows::Chunks", ranges.iter().map(ExactSizeIterator::len)),
+            end: ranges.iter().map(|range| range.end).max().unwrap_or(0),
+            ranges,
+        }
+    }
+}
+
 /// The rows of `chunks`, one chunk after the other: `x [R, w]` to `[sum of chunk lengths, w]`.
 ///
 /// # Panics
 /// When a chunk is not inside x.
-pub fn gather_chunks(x: &Tensor, chunks: &[Range<usize>]) -> Tensor {
-    let lengths = chunks.iter().map(ExactSizeIterator::len);
-    let rows = sizes::sum("rows::gather_chunks", lengths);
+pub fn gather_chunks(x: &Tensor, chunks: &Chunks) -> Tensor {
+    let rows = chunks.rows;
+    assert!(
+        chunks.end <= x.dims()[0],
+        "rows::gather_chunks: rows up to {} of {x:?}",
+        chunks.end
+    );
     let _op = x
         .device()
         .begin(|| key(SweepKind::Chunks, rows * x.width(), x.dtype()));
@@ -63,7 +94,7 @@ pub fn gather_chunks(x: &Tensor, chunks: &[Range<usize>]) -> Tensor {
     let width: usize = dims[1..].iter().product();
     match &x.device().0.backend {
         Backend::Cpu(_) => with("rows::gather_chunks", [x], [&y], |[x], [y]| {
-            cpu::gather_chunks(x.words(), chunks, y.words(), width);
+            cpu::gather_chunks(x.words(), &chunks.ranges, y.words(), width);
         }),
         Backend::Cuda(gpu) => cuda::gather_chunks(gpu, x, chunks, &y),
     }
@@ -75,19 +106,20 @@ pub fn gather_chunks(x: &Tensor, chunks: &[Range<usize>]) -> Tensor {
 ///
 /// # Panics
 /// When the chunks do not partition the rows of y.
-pub fn scatter_chunks(y: &Tensor, chunks: &[Range<usize>]) -> Tensor {
+pub fn scatter_chunks(y: &Tensor, chunks: &Chunks) -> Tensor {
     let _op = y
         .device()
         .begin(|| key(SweepKind::Chunks, y.len(), y.dtype()));
     assert!(
         partition(y, chunks),
-        "rows::scatter_chunks: {chunks:?} do not partition the rows of {y:?}"
+        "rows::scatter_chunks: {:?} do not partition the rows of {y:?}",
+        chunks.ranges
     );
     let x = y.device().empty(y.class(), y.dtype(), y.dims());
     let width: usize = y.dims()[1..].iter().product();
     match &y.device().0.backend {
         Backend::Cpu(_) => with("rows::scatter_chunks", [y], [&x], |[y], [x]| {
-            cpu::scatter_chunks(y.words(), chunks, x.words(), width);
+            cpu::scatter_chunks(y.words(), &chunks.ranges, x.words(), width);
         }),
         Backend::Cuda(gpu) => cuda::scatter_chunks(gpu, y, chunks, &x),
     }
@@ -96,13 +128,12 @@ pub fn scatter_chunks(y: &Tensor, chunks: &[Range<usize>]) -> Tensor {
 
 /// Whether some chunks partition the rows of a tensor. Of one without memory it is enough that they are as
 /// many rows: sorting the chunks would take longer than all else that is done there.
-fn partition(y: &Tensor, chunks: &[Range<usize>]) -> bool {
+fn partition(y: &Tensor, chunks: &Chunks) -> bool {
     let rows = y.dims()[0];
     if y.device().is_meta() {
-        let lengths = chunks.iter().map(ExactSizeIterator::len);
-        return sizes::sum("rows::scatter_chunks", lengths) == rows;
+        return chunks.rows == rows;
     }
-    let mut sorted: Vec<&Range<usize>> = chunks.iter().filter(|c| !c.is_empty()).collect();
+    let mut sorted: Vec<&Range<usize>> = chunks.ranges.iter().collect();
     sorted.sort_by_key(|chunk| chunk.start);
     let ends = || std::iter::once(0).chain(sorted.iter().map(|chunk| chunk.end));
     let mut pairs = sorted.iter().zip(ends());

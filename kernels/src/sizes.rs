@@ -104,8 +104,8 @@ mod tests {
             ("matrix: [4611686018427387905, 4]", &mut || {
                 MatrixMut::new(&mut data, (1 << 62) + 1, 4);
             }),
-            ("rows::gather_chunks: rows of more", &mut || {
-                rows::gather_chunks(&x, &[0..usize::MAX, 0..5]);
+            ("rows::Chunks: rows of more", &mut || {
+                rows::gather_chunks(&x, &[0..usize::MAX, 0..5].into_iter().collect());
             }),
             ("permute::map: [9223372036854775808, 2]", &mut || {
                 permute::map_of(&ids, 0..2, Room::Each(1 << 63));

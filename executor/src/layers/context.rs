@@ -591,7 +591,7 @@ struct Heads {
     /// Of a rank.
     tokens: usize,
     /// The rows that each chunk of the sequences has among those that come, rank by rank.
-    order: Vec<Range<usize>>,
+    order: rows::Chunks,
 }
 
 impl Heads {

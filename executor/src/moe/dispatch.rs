@@ -86,7 +86,7 @@ enum Way {
     /// Rows leave in the order of the map. The offsets are those of the experts held here `[held + 1]` i32.
     Exchange {
         map: RowMap,
-        exchange: Exchange,
+        exchange: Box<Exchange>,
         offsets: Tensor,
     },
     Gather(Gather),
@@ -144,7 +144,7 @@ impl Dispatch {
                 way: Way::Gather(Gather::new(cx, &ids, held, rows)?),
             });
         };
-        let exchange = Exchange::new(cx, &all);
+        let exchange = Box::new(Exchange::new(cx, &all));
         Ok(Self {
             exchanged,
             rows: exchange.counts.iter().sum(),

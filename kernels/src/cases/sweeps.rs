@@ -66,7 +66,7 @@ pub(super) fn sweep(source: &mut dyn Source, kind: SweepKind, len: usize, dtype:
         }
         SweepKind::Chunks => {
             let x = source.tensor(&[len, 1], 1.0);
-            let halves = [len / 2..len, 0..len / 2];
+            let halves = [len / 2..len, 0..len / 2].into_iter().collect();
             Call::new(move |out| out("y", &rows::gather_chunks(&x, &halves)))
         }
         SweepKind::Gate => {

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use moefold_profiles::Dtype;
 
+use super::Chunks;
 use crate::buffer::disjoint;
 use crate::cuda::Cuda;
 use crate::cuda::platform::Address;
@@ -129,19 +130,13 @@ pub(super) fn scatter_columns(gpu: &Cuda, y: &Tensor, x: &Tensor, range: Range<u
     copy(gpu, "rows::scatter_columns", ends, None, sizes);
 }
 
-pub(super) fn gather_chunks(gpu: &Cuda, x: &Tensor, chunks: &[Range<usize>], y: &Tensor) {
-    for chunk in chunks {
-        assert!(
-            chunk.end <= x.dims()[0],
-            "rows::gather_chunks: rows {chunk:?} of {x:?}"
-        );
-    }
+pub(super) fn gather_chunks(gpu: &Cuda, x: &Tensor, chunks: &Chunks, y: &Tensor) {
     copy_chunks(gpu, "rows::gather_chunks", x, y, chunks, |far, near| {
         [far, near]
     });
 }
 
-pub(super) fn scatter_chunks(gpu: &Cuda, y: &Tensor, chunks: &[Range<usize>], x: &Tensor) {
+pub(super) fn scatter_chunks(gpu: &Cuda, y: &Tensor, chunks: &Chunks, x: &Tensor) {
     copy_chunks(gpu, "rows::scatter_chunks", y, x, chunks, |far, near| {
         [near, far]
     });
@@ -154,23 +149,22 @@ fn copy_chunks(
     op: &'static str,
     src: &Tensor,
     dst: &Tensor,
-    chunks: &[Range<usize>],
+    Chunks { ranges, .. }: &Chunks,
     place: impl Fn(usize, usize) -> [usize; 2],
 ) {
     let device = disjoint(op, &[src], &[dst]);
     if device.is_meta() {
         // The list of chunks takes memory, but nobody reads it.
-        let chunks = chunks.iter().filter(|chunk| !chunk.is_empty());
-        device.empty(TensorClass::Transient, Dtype::I32, &[chunks.count(), 4]);
+        device.empty(TensorClass::Transient, Dtype::I32, &[ranges.len(), 4]);
         return;
     }
     let row: usize = src.dims()[1..].iter().product();
     let bytes = row * element_bytes(src);
     let unit = unit(&[src.address(), dst.address()], &[bytes]);
     let units = bytes / unit;
-    let mut table = Vec::with_capacity(4 * chunks.len());
+    let mut table = Vec::with_capacity(4 * ranges.len());
     let (mut tiles, mut rows) = (0, 0);
-    for chunk in chunks.iter().filter(|chunk| !chunk.is_empty()) {
+    for chunk in ranges {
         let [from, to] = place(chunk.start * units, rows * units);
         let length = chunk.len() * units;
         table
@@ -180,8 +174,7 @@ fn copy_chunks(
         tiles += length.div_ceil(TILE);
         rows += chunk.len();
     }
-    let num_chunks = table.len() / 4;
-    let table = device.from_i32(TensorClass::Transient, &table, &[num_chunks, 4]);
+    let table = device.from_i32(TensorClass::Transient, &table, &[ranges.len(), 4]);
     gpu.launch(
         op,
         &program(unit),
@@ -191,7 +184,7 @@ fn copy_chunks(
             src.into(),
             dst.into(),
             (&table).into(),
-            Arg::size(num_chunks),
+            Arg::size(ranges.len()),
         ],
     );
 }

@@ -47,8 +47,9 @@ fn oracle_gather_and_chunks() {
             .collect();
 
         let t = tensor(device, &x, &[rows, width]);
-        let there = gather_chunks(&t, &chunks);
-        let back = scatter_chunks(&there, &chunks);
+        let all = chunks.iter().cloned().collect();
+        let there = gather_chunks(&t, &all);
+        let back = scatter_chunks(&there, &all);
         let columns_got = gather_columns(&t, columns.clone());
         let restored = tensor(device, &x, &[rows, width]);
         columns_got.copy_from_f32(&vec![1.0; columns_got.len()]);

@@ -29,9 +29,9 @@ pub(super) struct Exchange {
     even: bool,
     /// Rows that each ETP peer received: the blocks of the shared buffer.
     etp_rows: Vec<usize>,
-    /// Blocks of the rows as they arrive, in the order of local experts; empty where rows arrive in
+    /// Blocks of the rows as they arrive, in the order of local experts; none where rows arrive in
     /// that order.
-    blocks: Vec<Range<usize>>,
+    blocks: Option<rows::Chunks>,
 }
 
 impl Exchange {
@@ -55,11 +55,7 @@ impl Exchange {
             }
         }
         Self {
-            blocks: if held == 1 {
-                Vec::new()
-            } else {
-                by_expert(&senders, &arriving, held)
-            },
+            blocks: (held > 1).then(|| by_expert(&senders, &arriving, held)),
             counts,
             even: all_even((0..ep).map(|peer| member(me, peer)), &send_rows),
             send_rows,
@@ -101,20 +97,20 @@ impl Exchange {
     }
 
     fn sorted(&self, cx: &Context, arrived: Tensor) -> Tensor {
-        if self.blocks.is_empty() {
+        let Some(blocks) = &self.blocks else {
             return arrived;
-        }
+        };
         cx.op(Category::RouterPermute, || {
-            rows::gather_chunks(&arrived, &self.blocks)
+            rows::gather_chunks(&arrived, blocks)
         })
     }
 
     fn unsorted(&self, cx: &Context, rows: Tensor) -> Tensor {
-        if self.blocks.is_empty() {
+        let Some(blocks) = &self.blocks else {
             return rows;
-        }
+        };
         cx.op(Category::RouterPermute, || {
-            rows::scatter_chunks(&rows, &self.blocks)
+            rows::scatter_chunks(&rows, blocks)
         })
     }
 
@@ -320,7 +316,7 @@ fn all_even<'a>(mut peers: impl Iterator<Item = &'a Rc<[u64]>>, send_rows: &[usi
 
 /// Blocks of the rows of some senders, one sender after the other, in the order of local experts. Each
 /// sender has `arriving` rows.
-fn by_expert(senders: &[&[u64]], arriving: &[usize], held: usize) -> Vec<Range<usize>> {
+fn by_expert(senders: &[&[u64]], arriving: &[usize], held: usize) -> rows::Chunks {
     let mut end = 0;
     let first = arriving.iter().map(|rows| {
         end += rows;
@@ -335,7 +331,7 @@ fn by_expert(senders: &[&[u64]], arriving: &[usize], held: usize) -> Vec<Range<u
             *start = end;
         }
     }
-    blocks
+    blocks.into_iter().collect()
 }
 
 fn all_equal(mut numbers: impl Iterator<Item = usize>) -> bool {

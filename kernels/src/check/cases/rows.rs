@@ -155,6 +155,7 @@ fn moves(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     };
     // Chunks out of order, one of them empty, as ranks send them.
     let chunks = [t / 2..t, 0..0, 0..t / 5, t / 5..t / 2];
+    let chunks: rows::Chunks = chunks.into_iter().collect();
     let scattered = chunks.clone();
     // The queries of a fused projection.
     let (before, columns) = (sizes.kv_heads * sizes.qk_dim, sizes.heads * sizes.qk_dim);
