@@ -17,7 +17,7 @@ mod record;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use grids::grids;
-pub use illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES, MAX_ROWS};
+pub use illegal::{Illegal, MAX_GPUS, MAX_PASSES, MAX_ROWS};
 pub use order::{Axis, Order, ParseOrderError};
 pub use partial::{ParseDegreesError, PartialDegrees};
 pub use places::Places;

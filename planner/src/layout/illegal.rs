@@ -33,8 +33,9 @@ use moefold_profiles::Precision;
 /// harmless.
 pub const MAX_GPUS: u32 = 1 << 20;
 
-/// The most microbatches a step may have.
-pub const MAX_MICROBATCHES: u32 = 1 << 20;
+/// The most forward passes a step may have, of all its microbatches through all its stages: about as many as 15,360
+/// microbatches make of 64 stages, whose simulation takes half a gibibyte.
+pub const MAX_PASSES: u32 = 1 << 20;
 
 /// The most rows of a tensor: kernels count them in 32 bits, and as many of any model are terabytes.
 pub const MAX_ROWS: u32 = i32::MAX as u32;
@@ -145,11 +146,11 @@ pub enum Illegal {
         mbs: u32,
         dp: u32,
     },
-    /// More microbatches than this program schedules.
+    /// More passes than this program schedules.
     #[error(
-        "a step of {microbatches} microbatches is more than the {MAX_MICROBATCHES} this program schedules; nearest: a smaller global batch, or a larger mbs or dp"
+        "a step of {microbatches} microbatches through {stages} stages is more than the {MAX_PASSES} passes this program schedules; nearest: a smaller global batch, or a larger mbs or dp"
     )]
-    Microbatches { microbatches: u64 },
+    Microbatches { microbatches: u64, stages: u64 },
     /// Virtual stages without a pipeline.
     #[error("vpp = {vpp} needs a pipeline, and pp = 1; nearest: vpp = 1, or pp = 2")]
     InterleavedAlone { vpp: u32 },

@@ -6,9 +6,7 @@
 use super::choices::Choices;
 use crate::choice::ScheduleName;
 use crate::layout::nearest::product;
-use crate::layout::{
-    Batch, Degrees, Illegal, Layout, MAX_MICROBATCHES, MAX_ROWS, PartialDegrees, grids,
-};
+use crate::layout::{Batch, Degrees, Illegal, Layout, MAX_PASSES, MAX_ROWS, PartialDegrees, grids};
 use crate::model::{Ffn, Mixer, Model};
 use crate::options::SearchOptions;
 
@@ -324,8 +322,12 @@ impl Rules {
             return None;
         }
         let microbatches = global_batch / samples;
-        if microbatches > MAX_MICROBATCHES.into() {
-            broken.push(Illegal::Microbatches { microbatches });
+        let stages = product(&[d.pp, d.vpp]);
+        if microbatches.saturating_mul(stages) > MAX_PASSES.into() {
+            broken.push(Illegal::Microbatches {
+                microbatches,
+                stages,
+            });
             return None;
         }
         Some(microbatches as u32)

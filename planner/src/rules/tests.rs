@@ -132,7 +132,14 @@ fn each_rule_has_its_message() {
         1,
         odd(1 << 21),
         "microbatches",
-        &["2097152 microbatches"],
+        &["2097152 microbatches", "1 stages", "1048576 passes"],
+    );
+    check(
+        "pp=4,vpp=2",
+        4,
+        odd(1 << 18),
+        "microbatches",
+        &["262144 microbatches", "8 stages"],
     );
 }
 
