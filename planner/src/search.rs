@@ -536,18 +536,16 @@ fn rank<'a>(
     watch: &Watch<'_>,
 ) -> Ranked<'a> {
     let objective = questions[0].options.objective;
+    let limit = |ranking: &[Found<'a>]| {
+        let last = ranking.get(top - 1);
+        last.map_or(f64::INFINITY, |last| last.score(objective))
+    };
     let mut ranking: Vec<Found<'a>> = Vec::new();
-    let mut unseen = None;
+    let mut unseen: Option<Unseen> = None;
     for number in 0.. {
         let batch: Vec<&'a Unit<'a>> = units.by_ref().take(BATCH).collect();
-        let limit = match ranking.get(top - 1) {
-            Some(last) => last.score(objective),
-            None => f64::INFINITY,
-        };
-        let Some(floor) = batch.first().map(|unit| unit.floor) else {
-            break;
-        };
-        if floor >= limit {
+        let limit = limit(&ranking);
+        if batch.first().is_none_or(|first| first.floor >= limit) {
             break;
         }
         let progress = Progress {
@@ -555,19 +553,18 @@ fn rank<'a>(
             layouts: layouts as u64,
             best_s: ranking.first().map(|best| best.step_s),
         };
-        if watch(&progress).is_break() {
-            let left = batch.into_iter().chain(units);
-            let left = left.filter(|unit| unit.floor < limit);
-            unseen = Some(Unseen {
-                children: left.map(|unit| unit.children(questions)).sum(),
-                floor,
-            });
-            break;
-        }
         let outcomes: Vec<Outcome<'a>> = batch
             .par_iter()
-            .map(|unit| visit(questions, unit, limit))
+            .map(|unit| visit(questions, unit, limit, &|| watch(&progress)))
             .collect();
+        let left = batch.iter().zip(&outcomes);
+        if let Some((first, _)) = left.clone().find(|(_, outcome)| outcome.stopped) {
+            let begun = left.map(|(unit, outcome)| outcome.unseen(unit, questions));
+            unseen = Some(Unseen {
+                children: begun.sum(),
+                floor: first.floor,
+            });
+        }
         for (place, outcome) in (number * BATCH..).zip(outcomes) {
             tally.add(&outcome);
             known.learn(place, &outcome);
@@ -584,6 +581,14 @@ fn rank<'a>(
             ranking.retain(|found| seen.insert(found.unit.layout.numbered(Order::PP_LAST)));
         }
         ranking.truncate(top);
+        if unseen.is_some() {
+            break;
+        }
+    }
+    if let Some(unseen) = &mut unseen {
+        let limit = limit(&ranking);
+        let left = units.filter(|unit| unit.floor < limit);
+        unseen.children += left.map(|unit| unit.children(questions)).sum::<u64>();
     }
     Ranked { ranking, unseen }
 }

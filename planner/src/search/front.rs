@@ -139,13 +139,13 @@ impl<'a> Known<'a> {
                 layouts: left.len() as u64,
                 best_s: best.map(|best| best.0),
             };
-            if watch(&progress).is_break() {
-                return None;
-            }
             let outcomes: Vec<Outcome<'a>> = batch
                 .par_iter()
-                .map(|&place| visit(questions, &units[place], limit))
+                .map(|&place| visit(questions, &units[place], limit, &|| watch(&progress)))
                 .collect();
+            if outcomes.iter().any(|outcome| outcome.stopped) {
+                return None;
+            }
             for (&place, outcome) in batch.iter().zip(&outcomes) {
                 self.learn(place, outcome);
                 if let Some(own) = scored(&self.0[place], place) {

@@ -1,7 +1,7 @@
 //! Visiting a unit: a legal layout with its children, of which the best that fits is found.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use moefold_profiles::ByClass;
 use moefold_profiles::units::{Bytes, GIB};
@@ -179,7 +179,23 @@ pub(crate) struct Outcome<'a> {
     pub(crate) feasible: Vec<Candidate>,
     /// Seconds that no child takes less than which may fit, but for the best.
     pub(crate) left_s: f64,
+    /// Whether the search was stopped before all children were tried.
+    pub(crate) stopped: bool,
 }
+
+impl Outcome<'_> {
+    /// Children of the unit that were not tried, though no bound rules them out.
+    pub(crate) fn unseen(&self, unit: &Unit<'_>, questions: &[Question<'_>]) -> u64 {
+        if self.stopped {
+            unit.children(questions) - self.priced - self.memory
+        } else {
+            0
+        }
+    }
+}
+
+/// Asked before whatever takes long whether the search goes on.
+pub(crate) type GoOn<'a> = dyn Fn() -> ControlFlow<()> + Sync + 'a;
 
 /// A child that may still win.
 struct Child {
@@ -279,20 +295,41 @@ fn children(
 /// Tries the children of a unit under each question, and of each under its schedules: those of the first choice of
 /// recompute sets, and where recomputing more may still win, for it takes no less time, those of the others, and last a
 /// choice by layer. A question is left out where no layout under one above it can win.
-pub(crate) fn visit<'a>(questions: &[Question<'_>], unit: &'a Unit<'a>, limit: f64) -> Outcome<'a> {
+pub(crate) fn visit<'a>(
+    questions: &[Question<'_>],
+    unit: &'a Unit<'a>,
+    limit: f64,
+    go_on: &GoOn<'_>,
+) -> Outcome<'a> {
     let mut outcome = Outcome {
         best: None,
         priced: 0,
         memory: 0,
         feasible: Vec::new(),
         left_s: f64::INFINITY,
+        stopped: false,
     };
+    if try_all(questions, unit, limit, go_on, &mut outcome).is_break() {
+        outcome.left_s = outcome.left_s.min(unit.floor);
+        outcome.stopped = true;
+    }
+    outcome
+}
+
+fn try_all<'a>(
+    questions: &[Question<'_>],
+    unit: &'a Unit<'a>,
+    limit: f64,
+    go_on: &GoOn<'_>,
+    outcome: &mut Outcome<'a>,
+) -> ControlFlow<()> {
+    go_on()?;
     // By question: seconds that no child takes less than.
     let mut least_s: Vec<f64> = Vec::with_capacity(questions.len());
     for (number, (question, shapes)) in questions.iter().zip(unit.shapes).enumerate() {
         let objective = question.options.objective;
         let by_time = objective != Objective::Memory;
-        let beaten = beaten(&outcome, objective, limit);
+        let beaten = beaten(outcome, objective, limit);
         let above = question.above.iter().map(|&above| least_s[above]);
         let above = above.fold(0.0, f64::max);
         if by_time && above >= beaten {
@@ -316,21 +353,24 @@ pub(crate) fn visit<'a>(questions: &[Question<'_>], unit: &'a Unit<'a>, limit: f
             shapes,
             floors,
             limit,
+            go_on,
             left_s: f64::INFINITY,
             state: BTreeMap::new(),
         };
-        for schedule in unit.schedules(question) {
-            let fits = trial.fitting(schedule, trial.beaten(&outcome));
+        let tried = unit.schedules(question).try_for_each(|schedule| {
+            let fits = trial.fitting(schedule, trial.beaten(outcome));
             if fits.iter().any(|shape| shape.contains(&true)) {
-                trial.under(schedule, &fits, &mut outcome);
+                trial.under(schedule, &fits, outcome)?;
             }
-        }
+            ControlFlow::Continue(())
+        });
         outcome.left_s = outcome.left_s.min(trial.left_s);
         let state = trial.state.values();
         outcome.priced += state.clone().filter(|&&priced| priced).count() as u64;
         outcome.memory += state.filter(|&&priced| !priced).count() as u64;
+        tried?;
     }
-    outcome
+    ControlFlow::Continue(())
 }
 
 /// What a child must score less than.
@@ -365,6 +405,7 @@ struct Trial<'q, 'a> {
     /// No child under each shape scores less.
     floors: Vec<f64>,
     limit: f64,
+    go_on: &'q GoOn<'q>,
     /// Seconds that no child takes less than which may fit and was left out.
     left_s: f64,
     /// A child is a schedule, a dispatcher and a choice of recompute sets, whatever its split: counted once.
@@ -461,7 +502,7 @@ impl<'a> Trial<'_, 'a> {
         (name, occupancies): (ScheduleName, &'a [Vec<Occupancy>]),
         fits: &Fits,
         outcome: &mut Outcome<'a>,
-    ) {
+    ) -> ControlFlow<()> {
         let (question, unit) = (self.question, self.unit);
         let mut schedule = Scheduled {
             name,
@@ -479,7 +520,7 @@ impl<'a> Trial<'_, 'a> {
         let (tried, left_s) = children(Some(fits), first.clone(), self.beaten(outcome));
         self.left_s = self.left_s.min(left_s);
         if !tried.is_empty() {
-            self.run(&mut schedule, held(false), &splits, tried, outcome);
+            self.run(&mut schedule, held(false), &splits, tried, outcome)?;
         }
         let beaten = self.beaten(outcome);
         // Where the first choice cannot win no other can.
@@ -494,16 +535,17 @@ impl<'a> Trial<'_, 'a> {
             let (tried, left_s) = children(Some(fits), others, beaten);
             self.left_s = self.left_s.min(left_s);
             if !tried.is_empty() {
-                self.run(&mut schedule, held(true), &splits, tried, outcome);
+                self.run(&mut schedule, held(true), &splits, tried, outcome)?;
             }
             if question.by_layer {
                 let shapes = held(true);
                 let by_layer = (shapes, choices..choices + 1);
                 let (tried, left_s) = children(Some(fits), by_layer, self.beaten(outcome));
                 self.left_s = self.left_s.min(left_s);
-                self.run(&mut schedule, shapes, &splits, tried, outcome);
+                self.run(&mut schedule, shapes, &splits, tried, outcome)?;
             }
         }
+        ControlFlow::Continue(())
     }
 
     /// Tries children in the order of their bounds.
@@ -514,7 +556,7 @@ impl<'a> Trial<'_, 'a> {
         splits: &[Vec<StageSplit>],
         children: Vec<Child>,
         outcome: &mut Outcome<'a>,
-    ) {
+    ) -> ControlFlow<()> {
         let (question, unit) = (self.question, self.unit);
         let objective = question.options.objective;
         let by_time = objective != Objective::Memory;
@@ -558,6 +600,7 @@ impl<'a> Trial<'_, 'a> {
             if !by_time && peak.gib() >= beaten {
                 continue;
             }
+            (self.go_on)()?;
             self.state.insert(place, true);
             let times = split.times(case, &sets);
             let name = schedule.name;
@@ -590,6 +633,7 @@ impl<'a> Trial<'_, 'a> {
                 self.left_s = self.left_s.min(slower.step_s);
             }
         }
+        ControlFlow::Continue(())
     }
 }
 

@@ -1,7 +1,8 @@
 //! [`Watch`]: who is told how far a search has come, and may stop it.
 //!
-//! The search knows no clock and no signal. Between layouts it says how far it is, and goes on or stops as it is told;
-//! what it has found by then is its answer, with a bound on what it has not looked at.
+//! The search knows no clock and no signal. Before each layout, and before each step of one that it simulates, it says
+//! how far it is, and goes on or stops as it is told; what it has found by then is its answer, with a bound on what it
+//! has not looked at.
 
 use std::ops::ControlFlow;
 
@@ -16,7 +17,7 @@ pub struct Progress {
     pub best_s: Option<f64>,
 }
 
-/// Is told how far a search is, some thousand times a second at most, and says whether it goes on.
+/// Is told how far a search is, from several threads and thousands of times a second, and says whether it goes on.
 pub type Watch<'a> = dyn Fn(&Progress) -> ControlFlow<()> + Sync + 'a;
 
 /// Lets a search come to its end.

@@ -52,16 +52,16 @@ fn law_a_stopped_search_bounds_what_it_has_not_seen() {
         };
         let whole = run(&model, &cluster, 16, &options);
         let (mut stopped, mut nothing, mut ended) = (0, 0, false);
-        for looks in 0..1000 {
+        // Each of the first few looks, then ever fewer of the many.
+        let some = std::iter::successors(Some(0), |looks| Some(looks + 1 + looks / 16));
+        for looks in some.take_while(|looks| *looks < 100_000) {
             let left = AtomicU32::new(looks);
             let watch = |progress: &Progress| {
                 assert!(progress.seen <= progress.layouts);
-                match left.load(Ordering::Relaxed) {
-                    0 => ControlFlow::Break(()),
-                    some => {
-                        left.store(some - 1, Ordering::Relaxed);
-                        ControlFlow::Continue(())
-                    }
+                let fewer = |some: u32| some.checked_sub(1);
+                match left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer) {
+                    Err(_) => ControlFlow::Break(()),
+                    Ok(_) => ControlFlow::Continue(()),
                 }
             };
             let asked = Asked::new(&model, &cluster, 16, &options, costs, &Declared);
