@@ -246,6 +246,11 @@ impl ActionIndex {
         }
     }
 
+    /// One past the largest number of a receive.
+    pub(crate) fn receives(self) -> usize {
+        2 * self.stages * self.microbatches
+    }
+
     /// One past the largest number.
     pub(crate) fn len(self) -> usize {
         KINDS * self.stages * self.microbatches + self.stages + 1
@@ -254,9 +259,9 @@ impl ActionIndex {
     pub(crate) fn number(self, action: Action) -> usize {
         let (kind, Stage(stage), Microbatch(microbatch)) = match action {
             Action::RecvActivation(stage, microbatch) => (0, stage, microbatch),
-            Action::Forward(stage, microbatch) => (1, stage, microbatch),
-            Action::SendActivation(stage, microbatch) => (2, stage, microbatch),
-            Action::RecvGradient(stage, microbatch) => (3, stage, microbatch),
+            Action::RecvGradient(stage, microbatch) => (1, stage, microbatch),
+            Action::Forward(stage, microbatch) => (2, stage, microbatch),
+            Action::SendActivation(stage, microbatch) => (3, stage, microbatch),
             Action::Backward(stage, microbatch) => (4, stage, microbatch),
             Action::SendGradient(stage, microbatch) => (5, stage, microbatch),
             Action::BackwardInput(stage, microbatch) => (6, stage, microbatch),

@@ -189,15 +189,86 @@ pub fn simulate(schedule: &Schedule, times: &StageTimes) -> Timeline {
     Simulator::new(schedule).run(times)
 }
 
-/// Work on one rank, the messages it waits for and those it ends with.
+/// What passes send each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Message {
+    /// What a stage gives, to the stage after it.
+    Activation,
+    /// The gradient of what a stage took, to the stage before it.
+    Gradient,
+}
+
+/// Work on one rank, the messages it waits for and those it ends with. A step has a million of them, so they are small.
 #[derive(Debug, Clone, Copy)]
 struct Node {
     rank: u32,
     action: Action,
-    /// The work whose results it waits for, with the boundaries that they come over, in the order in which they are sent.
-    receives: [Option<(NodeIndex, Stage)>; 2],
-    /// The boundaries that the results are sent over.
-    sends: [Option<Stage>; 2],
+    /// The work whose results it waits for, and which of them.
+    receives: [Option<(NodeIndex, Message)>; 2],
+    /// What is sent of its own, in that order.
+    sends: [Option<Message>; 2],
+}
+
+impl Node {
+    fn new(rank: u32, action: Action) -> Self {
+        Self {
+            rank,
+            action,
+            receives: [None; 2],
+            sends: [None; 2],
+        }
+    }
+
+    /// The pass that a message of it comes from.
+    ///
+    /// # Panics
+    /// Where it gives no such thing.
+    fn gives(&self, message: Message) -> (Stage, Microbatch) {
+        match (self.action, message) {
+            (Action::Forward(stage, of), Message::Activation)
+            | (Action::Backward(stage, of) | Action::BackwardInput(stage, of), Message::Gradient) => {
+                (stage, of)
+            }
+            (Action::Combined { forward, .. }, Message::Activation) => forward,
+            (Action::Combined { backward, .. }, Message::Gradient) => backward,
+            (other, _) => panic!("{other:?} gives no {message:?}"),
+        }
+    }
+
+    fn send(&self, message: Message) -> Action {
+        let (stage, microbatch) = self.gives(message);
+        match message {
+            Message::Activation => Action::SendActivation(stage, microbatch),
+            Message::Gradient => Action::SendGradient(stage, microbatch),
+        }
+    }
+
+    /// How long a message of it is under way.
+    fn hop(&self, message: Message, times: &StageTimes) -> Span {
+        let stage = self.gives(message).0.0 as usize;
+        match message {
+            Message::Activation => times.hop[stage],
+            Message::Gradient => times.hop[stage - 1],
+        }
+    }
+
+    /// How long the rank's compute stands still after it to send its results.
+    fn held(&self, times: &StageTimes) -> Span {
+        let sends = self.sends.iter().flatten();
+        let sends = sends.filter(|_| !times.hop_overlapped);
+        sends.map(|&message| self.hop(message, times)).sum()
+    }
+
+    /// How long after its end a message arrives: where sending holds a rank up, after the one that leaves before it.
+    fn arrives_after(&self, message: Message, times: &StageTimes) -> Span {
+        let hop = self.hop(message, times);
+        match self.sends {
+            [Some(first), Some(second)] if second == message && !times.hop_overlapped => {
+                self.hop(first, times) + hop
+            }
+            _ => hop,
+        }
+    }
 }
 
 /// A place among all work: rank after rank, each in program order.
@@ -248,15 +319,14 @@ impl Simulator {
 
     /// The longest path under some times.
     pub fn run(&self, times: &StageTimes) -> Timeline {
-        let ran = self.ran(times);
-        let end = ran.iter().map(|r| r.end).max().unwrap_or_default();
-        let total = end - Instant(0);
+        let mut total = Span::ZERO;
         let mut ranks = vec![RankTime::default(); self.pp as usize];
         let mut ready = vec![Instant(0); self.pp as usize];
-        for (node, ran) in self.nodes.iter().zip(&ran) {
+        self.walk(times, |node, ran| {
             let time = &mut ranks[node.rank as usize];
             let duration = ran.end - ran.start;
-            time.p2p += ran.in_transit + held(node, times);
+            total = total.max(ran.end - Instant(0));
+            time.p2p += ran.in_transit + node.held(times);
             time.hidden += self.hidden(node.action, times);
             match node.action {
                 Action::Forward(..) => time.forward += duration,
@@ -275,7 +345,7 @@ impl Simulator {
                     ready[node.rank as usize] = ran.free;
                 }
             }
-        }
+        });
         for time in &mut ranks {
             time.bubble = total - time.busy() - time.p2p;
         }
@@ -293,8 +363,9 @@ impl Simulator {
     /// The spans of the step. `parts` says what a pass, reduction or optimizer step is made of; they
     /// follow each other, and their durations should sum to the action's.
     pub fn trace(&self, times: &StageTimes, parts: impl Fn(Action, Span) -> Vec<Part>) -> Trace {
-        let mut spans = Vec::new();
-        for (node, ran) in self.nodes.iter().zip(self.ran(times)) {
+        let mut all = vec![Vec::new(); self.pp as usize];
+        self.walk(times, |node, ran| {
+            let spans = &mut all[node.rank as usize];
             let mut push = |part: Part, start: Instant| {
                 let end = start + part.duration;
                 spans.push(TraceSpan {
@@ -315,57 +386,63 @@ impl Simulator {
             for part in parts(node.action, ran.end - ran.start) {
                 start = push(part, start);
             }
-            for boundary in node.sends.into_iter().flatten() {
+            for message in node.sends.into_iter().flatten() {
                 let message = Part {
                     name: "send_recv".into(),
                     category: Category::PpComm,
                     lane: Lane::Communication,
                     layer: None,
-                    duration: times.hop[boundary.0 as usize],
+                    duration: node.hop(message, times),
                 };
                 push(message, ran.end);
             }
-        }
+        });
         Trace {
             origin: Origin::Predicted,
-            spans,
+            spans: all.concat(),
         }
     }
 
-    fn ran(&self, times: &StageTimes) -> Vec<Ran> {
+    /// Says of all work when it runs: that of a rank in program order, and each after what it waits for.
+    fn walk(&self, times: &StageTimes, mut each: impl FnMut(&Node, Ran)) {
         times.check(self.pp, self.num_stages);
-        let mut ran = vec![Ran::default(); self.nodes.len()];
-        // When the work before a rank's step has ended.
-        let ends = |ran: &[Ran], rank: usize| {
-            let last = self.begins[rank + 1] - 2;
-            ran[last].end + held(&self.nodes[last], times)
-        };
+        let mut ends = vec![Instant(0); self.nodes.len()];
+        // When the rank's compute is free after some work.
+        let freed = |ends: &[Instant], index: usize| ends[index] + self.nodes[index].held(times);
         for &index in &self.order {
             let index = index as usize;
             let node = &self.nodes[index];
             let rank = node.rank as usize;
             let (mut free, mut ready, mut hop) = (Instant(0), Instant(0), Span::ZERO);
             if index > self.begins[rank] {
-                free = ran[index - 1].end + held(&self.nodes[index - 1], times);
+                free = freed(&ends, index - 1);
             }
             if index + 1 == self.begins[rank + 1] {
                 let others = (0..self.pp as usize).filter(|&other| other != rank);
-                ready = others.map(|other| ends(&ran, other)).max().unwrap_or(ready);
+                let others = others.map(|other| freed(&ends, self.begins[other + 1] - 2));
+                ready = others.max().unwrap_or(ready);
             }
-            for &(before, boundary) in node.receives.iter().rev().flatten() {
-                let (sent, own) = (ran[before as usize].end, &self.nodes[before as usize]);
-                hop = times.hop[boundary.0 as usize];
-                ready = ready.max(sent + before_sending(own, boundary, times) + hop);
+            for &(from, message) in node.receives.iter().flatten() {
+                let (sent, sender) = (ends[from as usize], &self.nodes[from as usize]);
+                let arrives = sent + sender.arrives_after(message, times);
+                if arrives > ready {
+                    (ready, hop) = (arrives, sender.hop(message, times));
+                }
             }
             let start = free.max(ready);
-            ran[index] = Ran {
-                start,
-                end: start + self.duration(*node, times),
-                free,
-                in_transit: hop.min(start - free),
-            };
+            let end = start + self.duration(node, times);
+            ends[index] = end;
+            let in_transit = hop.min(start - free);
+            each(
+                node,
+                Ran {
+                    start,
+                    end,
+                    free,
+                    in_transit,
+                },
+            );
         }
-        ran
     }
 
     /// What some work hides of exchanges of tokens.
@@ -380,7 +457,7 @@ impl Simulator {
         }
     }
 
-    fn duration(&self, node: Node, times: &StageTimes) -> Span {
+    fn duration(&self, node: &Node, times: &StageTimes) -> Span {
         let passes = node.action.passes();
         let all: Span = passes
             .map(|pass| self.duration_of(pass, node.rank, times))
@@ -416,67 +493,48 @@ impl Simulator {
     }
 }
 
-/// How long a rank's compute stands still after some work to send its result.
-fn held(node: &Node, times: &StageTimes) -> Span {
-    let sends = node.sends.iter().flatten();
-    let sends = sends.filter(|_| !times.hop_overlapped);
-    sends.map(|boundary| times.hop[boundary.0 as usize]).sum()
-}
-
-/// How long a message over a boundary waits for one that leaves before it, where sending holds a rank up.
-fn before_sending(node: &Node, boundary: Stage, times: &StageTimes) -> Span {
-    match node.sends {
-        [Some(first), Some(second)] if second == boundary && !times.hop_overlapped => {
-            times.hop[first.0 as usize]
-        }
-        _ => Span::ZERO,
-    }
-}
-
 /// The work of every rank in program order, connected by messages, and where that of each begins and the last ends.
 fn programs(schedule: &Schedule) -> (Vec<Node>, Vec<usize>) {
-    let passes = 2 * (schedule.num_stages() * schedule.microbatches) as usize;
-    let mut nodes: Vec<Node> = Vec::with_capacity(passes + 128);
+    let all = schedule.ranks.iter().flatten();
+    let work = all.filter(|action| !action.is_message());
+    let mut nodes: Vec<Node> = Vec::with_capacity(work.count());
     let mut begins = vec![0];
     let index = ActionIndex::of(schedule);
-    // By receive: the work that waits for it. By send: the work it follows.
-    let mut waits = vec![NodeIndex::MAX; index.len()];
-    let mut sent = Vec::with_capacity(passes);
+    // By receive: the work that waits for it.
+    let mut waits = vec![NodeIndex::MAX; index.receives()];
     for (rank, actions) in schedule.ranks.iter().enumerate() {
-        let from = nodes.len();
         let mut received = Vec::new();
         for &action in actions {
-            match action {
+            let sent = match action {
+                Action::SendActivation(..) => Message::Activation,
+                Action::SendGradient(..) => Message::Gradient,
                 Action::RecvActivation(..) | Action::RecvGradient(..) => {
                     received.push(index.number(action));
-                }
-                Action::SendActivation(..) | Action::SendGradient(..) if nodes.len() > from => {
-                    let last = nodes.len() - 1;
-                    let most = nodes[last].action.passes().count();
-                    let free = nodes[last].sends[..most].iter_mut().find(|of| of.is_none());
-                    *free.expect("one send follows a pass") = Some(boundary(action));
-                    sent.push((last as NodeIndex, action));
+                    continue;
                 }
                 _ => {
                     for receive in received.drain(..) {
                         waits[receive] = nodes.len() as NodeIndex;
                     }
-                    nodes.push(Node {
-                        rank: rank as u32,
-                        action,
-                        receives: [None; 2],
-                        sends: [None; 2],
-                    });
+                    nodes.push(Node::new(rank as u32, action));
+                    continue;
                 }
-            }
+            };
+            let last = nodes.last_mut().expect("a send follows a pass");
+            assert_eq!(last.send(sent), action, "a send follows its pass");
+            let free = last.sends.iter_mut().find(|of| of.is_none());
+            *free.expect("a pass gives two things at most") = Some(sent);
         }
         begins.push(nodes.len());
     }
-    for (from, action) in sent {
-        let receive = action.received_as().expect("a send is received");
-        let to = waits[index.number(receive)] as usize;
-        let free = nodes[to].receives.iter_mut().find(|of| of.is_none());
-        *free.expect("a pass receives what it works on") = Some((from, boundary(action)));
+    for from in 0..nodes.len() {
+        for message in nodes[from].sends.into_iter().flatten() {
+            let receive = nodes[from].send(message).received_as();
+            let receive = index.number(receive.expect("a send is received"));
+            let receives = &mut nodes[waits[receive] as usize].receives;
+            let free = receives.iter_mut().find(|of| of.is_none());
+            *free.expect("a pass receives what it works on") = Some((from as NodeIndex, message));
+        }
     }
     (nodes, begins)
 }
@@ -540,14 +598,5 @@ impl Visitable for Waits<'_> {
 
     fn reset_map(&self, map: &mut Seen) {
         map.clear();
-    }
-}
-
-/// The boundary that a send crosses, named by the stage before it.
-fn boundary(send: Action) -> Stage {
-    match send {
-        Action::SendActivation(stage, _) => stage,
-        Action::SendGradient(Stage(stage), _) => Stage(stage - 1),
-        other => unreachable!("{other:?} is no send"),
     }
 }
