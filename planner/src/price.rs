@@ -96,11 +96,19 @@ pub struct LayerBreakdown {
     pub backward: Breakdown,
     /// What of it only adds to gradients of weights.
     pub weight: Breakdown,
-    /// Of the forward pass, done again, with the recompute sets that it is done again under, as bits; all of
-    /// it is [`Category::Recompute`].
-    again: Vec<(u64, Breakdown)>,
+    /// Of the forward pass, done again.
+    again: Vec<Again>,
     /// By recompute set, what the device waits for the host in all that is done again under it.
     again_waits_s: Vec<f64>,
+}
+
+/// What is done again together; all of it is [`Category::Recompute`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Again {
+    /// The recompute sets under which it is, as bits.
+    sets: u64,
+    by_source: [f64; Source::ALL.len()],
+    issued_s: f64,
 }
 
 impl LayerBreakdown {
@@ -123,13 +131,16 @@ impl LayerBreakdown {
             host.seconds(false)
         };
         let again = priced.iter().map(|(sets, all)| {
-            let mut breakdown = Breakdown::default();
+            let mut by_source = [0.0; Source::ALL.len()];
             for &(_, cost) in all {
-                breakdown.add(Category::Recompute, cost);
+                by_source[cost.source as usize] += cost.time.0;
             }
             let [issued_s, _] = host(&mut all.iter());
-            breakdown.host_s = [issued_s, 0.0];
-            (*sets, breakdown)
+            Again {
+                sets: *sets,
+                by_source,
+                issued_s,
+            }
         });
         let any = priced.iter().fold(0, |any, (sets, _)| any | sets);
         let waits_s = (0..u64::BITS - any.leading_zeros()).map(|set| {
@@ -156,10 +167,12 @@ impl LayerBreakdown {
     /// The backward pass under a recompute set, by its index: what runs again first.
     pub fn backward_under(&self, set: usize) -> Breakdown {
         let mut breakdown = self.backward;
-        for (sets, again) in &self.again {
-            if sets >> set & 1 == 1 {
-                breakdown.merge(again);
+        for again in self.again.iter().filter(|again| again.sets >> set & 1 == 1) {
+            for (seconds, again_s) in breakdown.by_source.iter_mut().zip(again.by_source) {
+                *seconds += again_s;
+                breakdown.by_category[Category::Recompute as usize] += again_s;
             }
+            breakdown.host_s[0] += again.issued_s;
         }
         breakdown.host_s[1] += self.again_waits_s.get(set).unwrap_or(&0.0);
         breakdown

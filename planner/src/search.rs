@@ -59,6 +59,7 @@ use crate::rules::{
 };
 use crate::runtime::Runtime;
 use crate::schedule::Schedule;
+use crate::simulate::Simulator;
 use crate::stack::Stack;
 
 pub use again::{ENDLESS_GIB, again};
@@ -265,8 +266,10 @@ fn all_priced(questions: &[Question<'_>], ranking: &[Found<'_>]) -> Vec<Priced> 
     let price = |found: &Found<'_>| {
         let question = &questions[found.question];
         let (memory, on_host) = (found.memory(question), found.on_host(question));
-        let mut priced = predict::planned(question, &found.choice(), &memory, on_host);
-        priced.plan.predicted.routing = otherwise::routing(question, found);
+        let simulator = Simulator::new(&Schedule::of(found.unit.layout, found.schedule));
+        let choice = found.choice();
+        let mut priced = predict::planned(question, &choice, &simulator, &memory, on_host);
+        priced.plan.predicted.routing = otherwise::routing(question, found, &simulator);
         priced
     };
     ranking.iter().map(price).collect()

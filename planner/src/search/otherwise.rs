@@ -6,14 +6,20 @@ use super::predict::{self, Choice};
 use super::shape::{Assumption, Question, Shape};
 use super::visit::Found;
 use crate::plan::{Outcome, PlannedRouting};
+use crate::simulate::Simulator;
 
 /// How tokens are assumed to reach the experts of a candidate, and what another way would do; nothing
 /// without experts.
-pub(crate) fn routing(question: &Question<'_>, found: &Found<'_>) -> Option<PlannedRouting> {
+pub(crate) fn routing(
+    question: &Question<'_>,
+    found: &Found<'_>,
+    simulator: &Simulator,
+) -> Option<PlannedRouting> {
+    let outcome = |routing| outcome(question, found, simulator, routing);
     question.model.moe()?;
     Some(match question.routing {
         Assumption::Load(load) => PlannedRouting::Balanced {
-            doubled: outcome(question, found, Assumption::Load(2.0 * load)),
+            doubled: outcome(Assumption::Load(2.0 * load)),
         },
         Assumption::Recorded(routing) => {
             let loads = question.loads(found.unit.layout.ep());
@@ -21,14 +27,19 @@ pub(crate) fn routing(question: &Question<'_>, found: &Found<'_>) -> Option<Plan
                 source: routing.source().to_owned(),
                 busiest: loads.busiest,
                 fullest: loads.fullest,
-                balanced: outcome(question, found, Assumption::BALANCED),
+                balanced: outcome(Assumption::BALANCED),
             }
         }
     })
 }
 
 /// The candidate's layout, dispatcher, way to keys, split and recompute sets, priced under a routing.
-fn outcome<'a>(question: &Question<'a>, found: &Found<'_>, routing: Assumption<'a>) -> Outcome {
+fn outcome<'a>(
+    question: &Question<'a>,
+    found: &Found<'_>,
+    simulator: &Simulator,
+    routing: Assumption<'a>,
+) -> Outcome {
     let (layout, chosen) = (found.unit.layout, found.choice());
     let question = &question.under(routing).of(chosen.sets);
     let shapes = Shape::under(question, layout, &question.sets);
@@ -54,7 +65,7 @@ fn outcome<'a>(question: &Question<'a>, found: &Found<'_>, routing: Assumption<'
         split: &split,
         sets,
     };
-    let predicted = predict::planned(question, &choice, &memory, on_host)
+    let predicted = predict::planned(question, &choice, simulator, &memory, on_host)
         .plan
         .predicted;
     Outcome {

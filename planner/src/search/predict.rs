@@ -14,8 +14,7 @@ use crate::layout::{Layout, Order};
 use crate::model::count;
 use crate::plan::{Confidence, LayoutRecord, Pipeline, PlannedLayout, Predicted};
 use crate::price::{self, Breakdown, BusyByStem};
-use crate::schedule::Schedule;
-use crate::simulate::{Timeline, simulate};
+use crate::simulate::{Simulator, Timeline};
 
 /// A candidate chosen for pricing.
 #[derive(Debug, Clone, Copy)]
@@ -35,15 +34,15 @@ pub(crate) struct Priced {
     pub(crate) mean_s: TimeByCategory,
 }
 
-/// Everything predicted about a candidate.
+/// Everything predicted about a candidate, whose passes depend on each other as the simulator has it.
 pub(crate) fn planned(
     question: &Question<'_>,
     choice: &Choice<'_>,
+    simulator: &Simulator,
     memory: &[ByClass<Bytes>],
     on_host: Bytes,
 ) -> Priced {
     let (layout, options) = (choice.layout, question.options);
-    let schedule = Schedule::of(layout, choice.schedule);
     let case = Case {
         question,
         layout,
@@ -51,7 +50,7 @@ pub(crate) fn planned(
         schedule: choice.schedule,
     };
     let times = choice.split.times(case, choice.sets);
-    let timeline = simulate(&schedule, &times);
+    let timeline = simulator.run(&times);
     let critical = timeline.critical as usize;
     let (forward, backward) = rank_breakdowns(choice, critical);
     let time_s = time_by_category(choice, &timeline, critical, &forward, &backward);

@@ -8,11 +8,12 @@
 
 use moefold_profiles::units::Bytes;
 
+use super::by_set::OfSet;
 use super::candidate::{Case, overhead};
 use super::recompute::Sets;
 use super::shape::Kind;
 use crate::memory::Occupancy;
-use crate::runtime::{Running, StageMemory};
+use crate::runtime::Running;
 use crate::shard::Shard;
 
 /// A floor of the memory of a layout, ready for every choice of recompute sets.
@@ -88,10 +89,10 @@ impl<'a> Room<'a> {
         let each = shape.kinds.iter().zip(layers);
         let each = each.filter(|(_, layers)| *layers > 0);
         let mut kinds: Vec<(&Kind, f64, u32)> = each
-            .map(|(kind, layers)| (kind, state(kind.memory[0].shard), layers))
+            .map(|(kind, layers)| (kind, state(kind.memory.alike().shard), layers))
             .collect();
         kinds.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let mut ends = [&shape.embedding, &shape.head].map(|end| state(end.memory[0].shard));
+        let mut ends = [&shape.embedding, &shape.head].map(|end| state(end.memory.alike().shard));
         if question.model.tied_embeddings && !layout.places().parts_ends() {
             // One matrix.
             ends[0] = 0.0;
@@ -117,22 +118,22 @@ impl<'a> Room<'a> {
 
     /// Whether the layers may fit under some recompute sets; if not, no split of them does.
     pub(crate) fn may_hold(&self, of: Of<'_>) -> bool {
-        let least = |kind: &Kind, own: &dyn Fn(&StageMemory) -> f64| match of {
+        let least = |kind: &Kind, own: &dyn Fn(&OfSet) -> f64| match of {
             Of::Choice(Sets::Every(set)) => own(&kind.memory[*set]),
             Of::Choice(Sets::Each(_)) | Of::Any => {
                 let each = kind.memory.distinct().iter().map(own);
                 each.fold(f64::INFINITY, f64::min)
             }
         };
-        let saved = |memory: &StageMemory| memory.passes.saved.total() as f64;
+        let saved = |memory: &OfSet| memory.passes().saved.total() as f64;
         // A whole backward pass alone.
         let whole = !self.case.schedule.divides_backward() && !self.case.schedule.combines();
         let in_order = whole && self.case.question.offload().is_none();
-        let passes = |memory: &StageMemory| {
-            let bytes = memory.passes.running(Running::Backward).total();
+        let passes = |memory: &OfSet| {
+            let bytes = memory.passes().running(Running::Backward).total();
             if in_order { bytes.max(0) as f64 } else { 0.0 }
         };
-        let works = |memory: &StageMemory| {
+        let works = |memory: &OfSet| {
             let bytes = memory.sets.backward.0;
             if whole { bytes as f64 } else { 0.0 }
         };

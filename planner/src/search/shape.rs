@@ -781,8 +781,8 @@ impl<'a> Question<'a> {
             return Vec::new();
         }
         let each = memory.iter().zip(backward_s).enumerate();
-        let ways =
-            each.map(|(set, (memory, &seconds))| LayersWay::of_layer(set, seconds, &memory.passes));
+        let ways = each
+            .map(|(set, (memory, &seconds))| LayersWay::of_layer(set, seconds, &memory.passes()));
         by_layer::unbeaten(ways.collect())
     }
 

@@ -463,7 +463,7 @@ impl Walker<'_> {
         for (number, (layer, index)) in layers.into_iter().enumerate() {
             let kind = kind_of(self.case, index);
             let name = format!("saved by a {}", self.kind(index));
-            let passes = kind.memory[0].passes;
+            let passes = kind.memory[0].passes();
             let stays = self.stays(index, number + 1 == all);
             let kept = passes.saved + passes.away.last * i64::from(stays);
             saved.push(self.take_level(kept, &name));

@@ -185,8 +185,8 @@ impl StageSplit {
             return RankWeights::new(vec![unit], division);
         }
         let of = |kind: &Kind, late| Unit {
-            shard: kind.memory[0].shard,
-            resting: resting(&kind.memory[0]),
+            shard: kind.memory.alike().shard,
+            resting: resting(kind.memory.alike()),
             late,
             alone: false,
         };
@@ -254,13 +254,13 @@ impl StageSplit {
         let mut shard = Shard::default();
         for stage in own(layout, rank) {
             for (kind, count) in self.each_kind(shape, stage) {
-                shard += of(&kind.memory[0]) * u64::from(count);
+                shard += of(kind.memory.alike()) * u64::from(count);
             }
         }
         let places = layout.places();
         let has_ends = !places.parts_ends() && places.rank_of(0) as usize == rank;
         if question.model.tied_embeddings && has_ends {
-            shard = shard.without(of(&shape.embedding.memory[0]));
+            shard = shard.without(of(shape.embedding.memory.alike()));
         }
         shard
     }

@@ -31,7 +31,7 @@ impl StageSplit {
     pub(crate) fn stage_memory(&self, shape: &Shape, stage: usize, sets: &Sets) -> StageMemory {
         let mut memory = StageMemory::default();
         for (kind, set, count) in self.each_under(shape, stage, sets) {
-            memory.add_layers(&kind.memory[set], count);
+            memory.add_layers(&kind.memory.under(set), count);
         }
         let (passes, copied) = (&mut memory.passes, self.copied_by(stage));
         passes.saved = passes.saved + copied;
@@ -255,7 +255,7 @@ impl StageSplit {
     ) -> Level {
         let layers = |stage: usize| -> Vec<Level> {
             let each = self.each_under(case.shape, stage, sets).into_iter();
-            let saved = |kind: &Kind, set: usize| kind.memory[set].passes.saved;
+            let saved = |kind: &Kind, set: usize| kind.memory[set].passes().saved;
             let each =
                 each.flat_map(|(kind, set, count)| repeat_n(saved(kind, set), count as usize));
             let mut each: Vec<Level> = each.collect();
@@ -344,11 +344,11 @@ impl StageSplit {
             let layers = self
                 .layers(stage)
                 .map(|(_, kind)| shape.kinds[kind].ways.as_slice());
-            let first = (!received).then_some(&shape.embedding.memory[0].passes);
-            let last = (!sent).then_some(&shape.head.memory[0].passes);
+            let first = (!received).then(|| shape.embedding.memory[0].passes());
+            let last = (!sent).then(|| shape.head.memory[0].passes());
             let message = (self.message.total(), received, sent);
             let layers: Vec<_> = layers.collect();
-            let chunk = Rc::new(Chunk::new(first, &layers, last, message));
+            let chunk = Rc::new(Chunk::new(first.as_ref(), &layers, last.as_ref(), message));
             known.push((stage, Rc::clone(&chunk)));
             chunk
         };
@@ -397,7 +397,7 @@ impl StageSplit {
                     let kinds = self.runs[stage].iter();
                     let rates = kinds.map(|&(kind, _)| {
                         let kind = &shape.kinds[kind];
-                        let passes = kind.memory[0].passes.totals();
+                        let passes = kind.memory[0].passes().totals();
                         by_layer::best_saver(&kind.ways, kind.backward_s[0], &passes, [live, kept])
                     });
                     rates.fold(0.0, f64::max)
@@ -420,7 +420,7 @@ impl StageSplit {
         let own = own(case.layout, rank);
         let kinds = own.flat_map(|stage| self.each_kind(case.shape, stage));
         let beside: i64 = kinds
-            .map(|(kind, count)| kind.memory[0].beside.total() * i64::from(count))
+            .map(|(kind, count)| kind.memory.alike().beside.total() * i64::from(count))
             .sum();
         let room = self.room(case.question, rank) - beside;
         let sent = |at: &Occupancy| self.message.total() * i64::from(at.messages);
@@ -459,7 +459,7 @@ impl StageSplit {
                 let live: Vec<u32> = occupancies.iter().map(|m| m.live[chunk]).collect();
                 for (kind, &layers) in shape.kinds.iter().zip(&self.counts[stage]) {
                     let each = kind.memory.distinct().iter();
-                    let kept = each.map(|memory| memory.passes.kept.gib());
+                    let kept = each.map(|memory| memory.passes().kept.gib());
                     let kept = f64::from(layers) * kept.fold(f64::INFINITY, f64::min);
                     for (least, at) in least.iter_mut().zip(occupancies) {
                         *least += kept * f64::from(at.kept[chunk]);
@@ -472,7 +472,7 @@ impl StageSplit {
                         ways: ways
                             .map(|(memory, backward_s)| Way {
                                 seconds: kind.forward_s + backward_s - sent_s,
-                                gib: memory.passes.saved.gib(),
+                                gib: memory.passes().saved.gib(),
                             })
                             .collect(),
                     });
