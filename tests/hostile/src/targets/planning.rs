@@ -1,6 +1,6 @@
 //! What the planner, profiles and reports read.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::LazyLock;
 
 use moefold_executor::moe::balance::Balancing;
@@ -22,7 +22,7 @@ use serde_json::Value;
 
 use crate::target::{Target, file, put, said};
 
-pub(super) const TARGETS: [Target; 20] = [
+pub(super) const TARGETS: [Target; 21] = [
     Target::new("config", "config.json of a model", |_, input| {
         let model = hf::parse("config.json", &text(input));
         said(model.map(|model| model::describe(&model, 4096)))
@@ -136,32 +136,20 @@ pub(super) const TARGETS: [Target; 20] = [
     Target::new(
         "compare",
         "a run as `compare` reads it: steps, summary and machine",
+        |place, input| compared(place, input).map(drop),
+    )
+    .prepare(planned),
+    Target::new(
+        "pictures",
+        "the same run, whose page, tables and plots are written",
         |place, input| {
-            let Ok(Value::Object(parts)) = serde_json::from_slice(input) else {
-                return Err("no object".to_owned());
-            };
-            let run = place.join("run");
-            let part = |name: &str| parts.get(name).unwrap_or(&Value::Null);
-            if let Some(lines) = part("steps").as_array() {
-                let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
-                put(&run, "steps.jsonl", lines.join("\n").as_bytes());
-            }
-            put(&run, "summary.json", part("summary").to_string().as_bytes());
-            put(&run, "env.json", part("env").to_string().as_bytes());
-            let inputs: [PathBuf; 1] = [run];
-            // Rasters of its plots take a tenth of a second, and read nothing.
-            said(Page::of(&inputs))
+            // Rasters take a tenth of a second each.
+            said(compared(place, input)?.write(&place.join("out")))
         },
     )
-    .prepare(|place| {
-        let run = place.join("run");
-        std::fs::create_dir_all(&run).expect("a temporary folder");
-        put(
-            &run,
-            "plan.json",
-            &file("tests/hostile/corpus/plan/tiny.json"),
-        );
-    }),
+    .also(&["tests/hostile/corpus/compare"])
+    .prepare(planned)
+    .one_of(100),
     Target::new(
         "megatron-shell",
         "flags of Megatron-LM in a script",
@@ -258,6 +246,33 @@ fn imported(place: &Path, input: &[u8], format: Format) -> Result<(), String> {
         .save(&place.join("profile"))
         .expect("a legal profile");
     Ok(())
+}
+
+/// Puts the plan of the corpus where a run is read.
+fn planned(place: &Path) {
+    let run = place.join("run");
+    std::fs::create_dir_all(&run).expect("a temporary folder");
+    put(
+        &run,
+        "plan.json",
+        &file("tests/hostile/corpus/plan/tiny.json"),
+    );
+}
+
+/// A run, its steps, summary and machine, as `compare` reads it.
+fn compared(place: &Path, input: &[u8]) -> Result<Page, String> {
+    let Ok(Value::Object(parts)) = serde_json::from_slice(input) else {
+        return Err("no object".to_owned());
+    };
+    let run = place.join("run");
+    let part = |name: &str| parts.get(name).unwrap_or(&Value::Null);
+    if let Some(lines) = part("steps").as_array() {
+        let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
+        put(&run, "steps.jsonl", lines.join("\n").as_bytes());
+    }
+    put(&run, "summary.json", part("summary").to_string().as_bytes());
+    put(&run, "env.json", part("env").to_string().as_bytes());
+    Page::of(&[run]).map_err(|error| error.to_string())
 }
 
 fn routing(path: &Path) -> Result<(), String> {
