@@ -107,6 +107,7 @@ pub struct LayerBreakdown {
 struct Again {
     /// The recompute sets under which it is, as bits.
     sets: u64,
+    seconds: f64,
     by_source: [f64; Source::ALL.len()],
     issued_s: f64,
 }
@@ -131,13 +132,15 @@ impl LayerBreakdown {
             host.seconds(false)
         };
         let again = priced.iter().map(|(sets, all)| {
-            let mut by_source = [0.0; Source::ALL.len()];
+            let (mut seconds, mut by_source) = (0.0, [0.0; Source::ALL.len()]);
             for &(_, cost) in all {
+                seconds += cost.time.0;
                 by_source[cost.source as usize] += cost.time.0;
             }
             let [issued_s, _] = host(&mut all.iter());
             Again {
                 sets: *sets,
+                seconds,
                 by_source,
                 issued_s,
             }
@@ -170,8 +173,8 @@ impl LayerBreakdown {
         for again in self.again.iter().filter(|again| again.sets >> set & 1 == 1) {
             for (seconds, again_s) in breakdown.by_source.iter_mut().zip(again.by_source) {
                 *seconds += again_s;
-                breakdown.by_category[Category::Recompute as usize] += again_s;
             }
+            breakdown.by_category[Category::Recompute as usize] += again.seconds;
             breakdown.host_s[0] += again.issued_s;
         }
         breakdown.host_s[1] += self.again_waits_s.get(set).unwrap_or(&0.0);
