@@ -7,7 +7,11 @@ use moefold_planner::choice::{CpComm, RecomputePlan};
 use moefold_planner::layout::Order;
 use moefold_planner::plan::{LayoutRecord, PlannedLayout, Predicted};
 
-/// A number with about three significant digits: `1234`, `123`, `12.3`, `1.23`, `0.0123`.
+/// Digits before the point, or behind it, that a number is written with at most.
+pub(crate) const MOST_DIGITS: i32 = 9;
+
+/// A number with about three significant digits: `1234`, `123`, `12.3`, `1.23`, `0.0123`; with an exponent where it would have
+/// ten digits or more.
 pub fn three_digits(value: f64) -> String {
     if !value.is_finite() {
         return "-".to_owned();
@@ -16,6 +20,9 @@ pub fn three_digits(value: f64) -> String {
         return "0".to_owned();
     }
     let magnitude = value.abs().log10().floor() as i32;
+    if magnitude.abs() > MOST_DIGITS {
+        return format!("{value:.2e}");
+    }
     let decimals = (2 - magnitude).clamp(0, 9) as usize;
     format!("{value:.decimals$}")
 }
@@ -30,6 +37,9 @@ pub fn in_column(value: f64, largest: f64) -> String {
     } else {
         0
     };
+    if magnitude.abs() > MOST_DIGITS {
+        return format!("{value:.3e}");
+    }
     let decimals = (3 - magnitude).clamp(0, 9) as usize;
     format!("{value:.decimals$}")
 }

@@ -3,6 +3,7 @@
 use super::color::Paint;
 use super::font::{self, Weight};
 use super::scene::{Anchor, Scene};
+use crate::format::MOST_DIGITS;
 
 /// Width of every plot, logical pixels.
 pub(crate) const WIDTH: f64 = 960.0;
@@ -95,27 +96,36 @@ impl Scale {
             self.low.log10().floor() as i32,
             self.high.log10().ceil() as i32,
         );
-        let candidates = |digits: &[f64]| {
+        let candidates = |digits: &[f64], every: usize| {
             let mut ticks = Vec::new();
-            for exponent in first..=last {
+            for exponent in (first..=last).step_by(every) {
                 for digit in digits {
                     let value = digit * 10_f64.powi(exponent);
                     if value >= self.low * 0.999 && value <= self.high * 1.001 {
-                        let decimals = (-exponent).max(0) as usize;
-                        ticks.push((value, format!("{value:.decimals$}")));
+                        ticks.push((value, written(*digit, exponent)));
                     }
                 }
             }
             ticks
         };
-        let fine = candidates(&[1.0, 2.0, 5.0]);
-        let coarse = candidates(&[1.0]);
+        let decades = (last - first) as usize;
+        let fine = candidates(&[1.0, 2.0, 5.0], 1);
+        let coarse = candidates(&[1.0], decades.div_ceil(count + 2).max(1));
         if fine.len() <= count + 2 || coarse.len() < 2 {
             fine
         } else {
             coarse
         }
     }
+}
+
+/// A value of a logarithmic axis: a digit times a power of ten.
+fn written(digit: f64, exponent: i32) -> String {
+    if exponent.abs() > MOST_DIGITS {
+        return format!("{digit}e{exponent}");
+    }
+    let (value, decimals) = (digit * 10_f64.powi(exponent), (-exponent).max(0) as usize);
+    format!("{value:.decimals$}")
 }
 
 /// The next of 1, 2, 5 times a power of ten.
@@ -319,6 +329,8 @@ mod tests {
         let log = |low, high| Scale::log((low, high), (0.0, 100.0));
         assert_eq!(labels(&log(0.5, 20.0), 6), "0.5 1 2 5 10 20");
         assert_eq!(labels(&log(0.01, 1e4), 6), "0.01 0.1 1 10 100 1000 10000");
+        let wide = "1e-150 1e-100 1e-50 1 1e50 1e100 1e150";
+        assert_eq!(labels(&log(1e-150, 1e150), 4), wide);
     }
 
     #[test]
