@@ -651,13 +651,16 @@ pub(crate) struct ValidateArgs {
     /// Write here what intervals come from: planner/data/calibration.json, after prices have changed
     #[arg(long, hide = true, value_name = "FILE", conflicts_with = "file")]
     pub(crate) calibration: Option<PathBuf>,
+    /// Write what is found here too, with every row and its source: a page in Markdown, as docs/published.md is
+    #[arg(long, value_name = "FILE")]
+    pub(crate) page: Option<PathBuf>,
     /// Judge the loop on this machine's CPU instead: five layouts of a small model are planned, measured,
     /// trained and planned again. Leave the machine alone meanwhile
-    #[arg(long, conflicts_with_all = ["file", "calibration"])]
+    #[arg(long, conflicts_with_all = ["file", "calibration", "page"])]
     pub(crate) here: bool,
     /// Search in place of each layout, and say by what the two differ: of FILE all, else those that their
     /// authors tuned by measuring
-    #[arg(long, conflicts_with_all = ["here", "calibration"])]
+    #[arg(long, conflicts_with_all = ["here", "calibration", "page"])]
     pub(crate) tuned: bool,
     /// How often each layout is tried
     #[arg(long, default_value_t = 5, requires = "here", value_name = "TIMES")]

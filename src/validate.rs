@@ -4,11 +4,10 @@
 mod here;
 mod tuned;
 
-use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow};
-use moefold_planner::published::{self, Errors, Group, Validation, Verdict};
+use moefold_planner::published::{self, Errors, Validation, Verdict};
 use moefold_profiles::files::write_atomically;
 use moefold_reports::tables::Table;
 
@@ -38,6 +37,12 @@ pub(crate) fn run(args: &ValidateArgs, output: Output) -> Result<(), Failure> {
             published::judge(&rows, &priced, &misses)
         }
     };
+    if let Some(path) = &args.page {
+        let page = page(&validation);
+        write_atomically(path, |out| out.write_all(page.as_bytes()))
+            .with_context(|| format!("--page {}", path.display()))
+            .map_err(Failure::Runtime)?;
+    }
     output.answer(&validation, || text(&validation, output.verbose))
 }
 
@@ -56,44 +61,54 @@ fn write_calibration(
         .map_err(Failure::Runtime)
 }
 
-/// A table of sums, what is not priced as it ran, and with `--verbose` every row.
+/// What the columns of sums say.
+const LEGEND: &str = "\
+    Step: predicted over measured less one; bias is its median. Memory: the same of what is allocated on the fullest GPU.\n\
+    Inside: steps within their 80% interval, which comes from rows of other sources and models.\n\
+    Tau: Kendall's, over pairs of layouts that answer one question.\n";
+
+/// A table of sums, what is not priced as it ran, and with `verbose` every row.
 fn text(validation: &Validation, verbose: bool) -> String {
-    let mut text = sums(validation).text();
-    text.push_str(
-        "\nStep: predicted over measured less one; bias is its median. Memory: the same of what is \
-         allocated on the fullest GPU.\nInside: steps within their 80% interval, which comes from rows of \
-         other sources and models.\nTau: Kendall's, over pairs of layouts that answer one question.\n",
-    );
-    for (what, named) in [
-        (
-            "Ran, and are said not to fit",
-            lists(validation, |g| &g.too_large),
-        ),
-        (
-            "Ran, and cannot be planned",
-            lists(validation, |g| &g.refused),
-        ),
-        (
-            "Ran out of memory, and are said to fit",
-            lists(validation, |g| &g.missed),
-        ),
-    ] {
-        if !named.is_empty() {
-            writeln!(text, "\n{what} ({}): {}", named.len(), named.join(", "))
-                .expect("a string takes any text");
-        }
-    }
+    let mut text = format!("{}\n{LEGEND}", sums(validation).text());
+    let apart = apart(validation).into_iter();
+    text.extend(apart.map(|line| format!("\n{line}\n")));
     if verbose {
         text.push('\n');
-        text.push_str(&rows(&validation.rows).text());
+        text.push_str(&rows(&validation.rows, Sources::No).text());
     } else {
         text.push_str("\n`moefold -v validate` lists every row.\n");
     }
     text
 }
 
-fn lists(validation: &Validation, of: fn(&Group) -> &Vec<String>) -> Vec<&str> {
-    of(&validation.all).iter().map(String::as_str).collect()
+/// The same for a book, with every row and where it was published.
+fn page(validation: &Validation) -> String {
+    let mut page = format!(
+        "# Published measurements, row by row\n\n\
+         `moefold validate --page` writes this page. [How sure is it](accuracy.md#validate) says what to make of it.\n\n\
+         {LEGEND}\n{}",
+        sums(validation).markdown()
+    );
+    let apart = apart(validation).into_iter();
+    page.extend(apart.map(|line| format!("\n{line}.\n")));
+    page.push_str("\n## Rows\n\n");
+    page.push_str(&rows(&validation.rows, Sources::Yes).markdown());
+    page
+}
+
+/// Rows whose memory or legality is judged otherwise than what came of the run, a line each.
+fn apart(validation: &Validation) -> Vec<String> {
+    let all = &validation.all;
+    let lists = [
+        ("Ran, and are said not to fit", &all.too_large),
+        ("Ran, in more of the memory than plans fill", &all.tight),
+        ("Ran, and cannot be planned", &all.refused),
+        ("Ran out of memory, and fit in what plans fill", &all.missed),
+    ];
+    let named = lists.iter().filter(|(_, rows)| !rows.is_empty());
+    named
+        .map(|(what, rows)| format!("{what} ({}): {}", rows.len(), rows.join(", ")))
+        .collect()
 }
 
 fn sums(validation: &Validation) -> Table {
@@ -144,8 +159,16 @@ fn sums(validation: &Validation) -> Table {
     table
 }
 
-fn rows(verdicts: &[Verdict]) -> Table {
-    let mut table = Table::new([
+/// Whether a table of rows says where each was published.
+#[derive(Clone, Copy, PartialEq)]
+enum Sources {
+    Yes,
+    No,
+}
+
+fn rows(verdicts: &[Verdict], sources: Sources) -> Table {
+    let published = (sources == Sources::Yes).then_some("published");
+    let headings = [
         "row",
         "model",
         "GPU",
@@ -160,12 +183,13 @@ fn rows(verdicts: &[Verdict]) -> Table {
         ">memory (GiB)",
         ">predicted (GiB)",
         "verdict",
-    ]);
+    ];
+    let mut table = Table::new(headings.into_iter().chain(published));
     let number = |number: Option<f64>| number.map_or_else(dash, |number| format!("{number:.3}"));
     for row in verdicts {
         let error = row.measured_step_s.zip(row.predicted_step_s);
         let error = error.map(|(measured, predicted)| predicted / measured - 1.0);
-        table.row([
+        let cells = [
             row.id.clone(),
             row.model.clone(),
             row.gpu.clone(),
@@ -180,7 +204,9 @@ fn rows(verdicts: &[Verdict]) -> Table {
             number(row.measured_gib),
             number(row.predicted_gib),
             row.verdict.to_owned(),
-        ]);
+        ];
+        let published = published.map(|_| row.source_ref.clone());
+        table.row(cells.into_iter().chain(published));
     }
     table
 }

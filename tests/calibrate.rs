@@ -268,15 +268,19 @@ fn validate_shows_published_rows_and_a_users_own() {
     assert_eq!(sum(&found["groups"]), rows.len() as u64);
     let inside = found["all"]["inside"].as_f64().expect("a share");
     assert!((0.7..=0.9).contains(&inside), "{inside}");
-    let text = said(folder, &["validate"]);
-    for part in [
-        "simumax",
-        "megatron-bridge",
-        "are said to fit",
-        "cannot be planned",
-    ] {
+    let text = said(folder, &["validate", "--page", "page.md"]);
+    for part in ["simumax", "megatron-bridge", "cannot be planned"] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    let [found, kept] = [
+        folder.join("page.md"),
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/published.md"),
+    ]
+    .map(|page| fs::read_to_string(page).expect("a page"));
+    assert!(
+        found == kept,
+        "prices have changed: write the page again with `moefold validate --page docs/published.md`"
+    );
 
     let step = plan(folder, "plan.json", LAYOUTS[0], &[])[0];
     let own = format!(

@@ -9,7 +9,7 @@ pub mod graphs;
 pub mod host;
 pub mod megatron;
 
-use moefold_profiles::units::{Bytes, GIB, MIB, Seconds};
+use moefold_profiles::units::{Bytes, MIB, Seconds};
 use moefold_profiles::{Cluster, Dtype, HostTimes, Precision};
 
 use crate::choice::{
@@ -393,12 +393,22 @@ impl Stack {
         }
     }
 
-    /// Buffers of a dispatcher besides communicators. DeepEP and HybridEP stage messages: about
-    /// 0.34 GB of NVLink buffers, as much again for the network (DeepEP `csrc/legacy/config.hpp`
-    /// size hints at 20 SMs and hidden 7168; scaled by the hidden size).
+    /// Buffers of a dispatcher besides communicators, for ranks of which so many share a domain. NCCL has some for
+    /// each pair that exchanges tokens over NVLink: the first all-to-all of eight H100 took 3.28 GB of each
+    /// (NVIDIA/nccl#1685), of which one communicator, which PyTorch makes when it is first needed. Nobody has published
+    /// what it takes of more ranks, which are priced as eight. DeepEP and HybridEP stage messages: about 0.34 GB of
+    /// NVLink buffers, as much again for the network (DeepEP `csrc/legacy/config.hpp` size hints at 20 SMs and hidden
+    /// 7168; scaled by the hidden size).
     pub fn staging(&self, dispatcher: Dispatcher, hidden: u64, ranks: u32, domain: u32) -> Bytes {
         match dispatcher {
-            Dispatcher::Alltoall | Dispatcher::Allgather => Bytes::ZERO,
+            Dispatcher::Allgather => Bytes::ZERO,
+            Dispatcher::Alltoall => match self.common().communicator.0 {
+                0 => Bytes::ZERO,
+                own => {
+                    let pairs = ranks.min(domain).min(8).saturating_sub(1);
+                    Bytes((3_280_000_000 - own) / 7 * u64::from(pairs))
+                }
+            },
             Dispatcher::Deepep | Dispatcher::Hybridep => {
                 let buffers = match ranks {
                     0 | 1 => 0.0,
@@ -419,8 +429,10 @@ impl Megatron {
                 launch: Seconds::from_us(5.0),
                 // One device-to-host copy and the refill of the launch stream.
                 sync: Seconds::from_us(20.0),
-                // CUDA context and loaded libraries.
-                context: Bytes(3 * GIB / 2),
+                // CUDA context and loaded libraries: 0.59 to 0.74 GiB on H100, GH200, H200 and B200 beside what
+                // PyTorch had reserved in processes without NCCL (its messages in Lightning-AI/litgpt#1892,
+                // ali-vilab/VACE#56 and the pages on debugging of stas00/ml-engineering).
+                context: Bytes(650 * MIB),
                 // NCCL: 342 to 392 MB at 2 to 8 ranks (ai-dynamo/aiconfigurator system files).
                 communicator: Bytes(392_000_000),
                 overlap: Overlap {

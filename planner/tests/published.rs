@@ -15,7 +15,7 @@ use moefold_planner::interval::{self, Calibration, Class};
 use moefold_planner::model::count;
 use moefold_planner::plan::PlannedLayout;
 use moefold_planner::published::{
-    Priced, Row, calibrated, judge, misses, price, price_all, shipped_rows,
+    Priced, Row, Validation, Verdict, calibrated, judge, misses, price, price_all, shipped_rows,
 };
 use moefold_profiles::Profile;
 use moefold_profiles::import::{Options, import};
@@ -297,13 +297,50 @@ fn steps_are_inside_their_interval_as_often_as_it_says() {
     }));
 }
 
+/// Sizes of errors of step time, the least first, of rows that are asked for and whose times count.
+fn sizes(found: &Validation, of: impl Fn(&Verdict) -> bool) -> Vec<f64> {
+    let rows = found.rows.iter().filter(|row| !row.order_only && of(row));
+    let size = |row: &Verdict| Some((row.predicted_step_s? / row.measured_step_s? - 1.0).abs());
+    let mut sizes: Vec<f64> = rows.filter_map(size).collect();
+    sizes.sort_by(f64::total_cmp);
+    sizes
+}
+
+/// Steps, memory and the order of layouts, of all rows and of those whose hosts hide least.
 #[test]
-fn matched_pairs_of_layouts_are_ordered_as_measured() {
+fn published_rows_are_as_near_as_the_planner_promises() {
     let rows = shipped_rows();
     let priced = price_all(&rows, &[]);
-    let found = judge(&rows, &priced, &misses(&rows, &priced)).all;
-    let tau = found.tau.expect("pairs");
-    println!("Kendall's tau {tau:.3} over {} pairs", found.pairs);
-    assert!(found.pairs >= 40, "{}", found.pairs);
-    assert!(tau > 0.8, "{tau}");
+    let found = judge(&rows, &priced, &misses(&rows, &priced));
+    let sure = |row: &Verdict| row.precision == "bf16" || row.cuda_graph == "full_iteration";
+    for (what, sizes, bars) in [
+        ("all", sizes(&found, |_| true), [0.08, 0.20]),
+        ("bf16 and whole graphs", sizes(&found, sure), [0.06, 0.15]),
+    ] {
+        let at = |share: f64| sizes[(share * sizes.len() as f64).ceil() as usize - 1];
+        let [median, p90] = [at(0.5), at(0.9)];
+        println!(
+            "{what}: {} steps, median {median:.3}, 90 % {p90:.3}",
+            sizes.len()
+        );
+        assert!(sizes.len() >= 100, "{what}: {}", sizes.len());
+        assert!(
+            median <= bars[0] && p90 <= bars[1],
+            "{what}: {median} {p90}"
+        );
+    }
+    let all = found.all;
+    let memory = all.memory.expect("rows with memory");
+    let tau = all.tau.expect("pairs");
+    println!(
+        "memory {:.4} of {}, tau {tau:.3} of {} pairs",
+        memory.mean, memory.rows, all.pairs
+    );
+    assert!(memory.mean <= 0.01, "{}", memory.mean);
+    assert!(all.pairs >= 40 && tau >= 0.9, "{} {tau}", all.pairs);
+    let none: [String; 0] = [];
+    assert_eq!(all.too_large, none, "ran");
+    assert_eq!(all.missed, none, "ran out of memory");
+    // 8 pipeline ranks of 64 ranks of experts on 256 GPUs: misprinted.
+    assert_eq!(all.refused, ["mb-25.09-008"]);
 }

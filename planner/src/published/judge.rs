@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::price::Priced;
 use super::row::{Outcome, Row};
 use crate::interval::{Calibrated, Class, Interval, Miss, Spread, apart, quantile};
+use crate::options::MEMORY_HEADROOM;
 use crate::plan::Predicted;
 
 /// Rows named as the worst of a group.
@@ -73,9 +74,11 @@ pub struct Group {
     pub tau: Option<f64>,
     /// Rows that ran and are said not to fit.
     pub too_large: Vec<String>,
+    /// Rows that ran and fit, in more of the memory than plans fill ([`MEMORY_HEADROOM`]).
+    pub tight: Vec<String>,
     /// Rows that ran and cannot be planned.
     pub refused: Vec<String>,
-    /// Rows that ran out of memory and are said to fit.
+    /// Rows that ran out of memory and fit in what plans fill.
     pub missed: Vec<String>,
     /// Rows with the largest errors of step time.
     pub worst: Vec<String>,
@@ -105,6 +108,8 @@ pub struct Verdict {
     pub id: String,
     /// Who measured.
     pub source: String,
+    /// Where it was published.
+    pub source_ref: String,
     /// The model.
     pub model: String,
     /// The GPU.
@@ -139,7 +144,7 @@ pub struct Verdict {
     pub predicted_gib: Option<f64>,
     /// What came of the run.
     pub outcome: Outcome,
-    /// `fits`, `too large` or `refused`.
+    /// `fits`, `tight` (in more of the memory than plans fill), `too large` or `refused`.
     pub verdict: &'static str,
     /// Why it is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -161,11 +166,18 @@ impl Judged<'_> {
         Some(self.priced.plan()?.predicted.step_s / measured)
     }
 
+    /// Whether its memory is enough, and plans leave more of it free.
+    fn tight(&self) -> bool {
+        let filled = self.row.cluster.gpu.memory_gib * (1.0 - MEMORY_HEADROOM);
+        matches!(self.priced, Priced::Fits(plan) if plan.predicted.peak_gib > filled)
+    }
+
     fn verdict(&self) -> Verdict {
         let row = self.row;
         let predicted = self.priced.plan().map(|plan| plan.predicted.step_s);
         let end = |of: fn(Interval) -> f64| Some(predicted? * of(self.interval?));
         let (verdict, why) = match self.priced {
+            Priced::Fits(_) if self.tight() => ("tight", None),
             Priced::Fits(_) => ("fits", None),
             Priced::TooLarge(_) => ("too large", None),
             Priced::Refused(why) => ("refused", Some(why.clone())),
@@ -173,6 +185,7 @@ impl Judged<'_> {
         Verdict {
             id: row.id.clone(),
             source: row.source.clone(),
+            source_ref: row.source_ref.clone(),
             model: row.subject.clone(),
             gpu: row.cluster.gpu.name.clone(),
             gpus: row.gpus,
@@ -314,8 +327,9 @@ fn group([source, gpu, precision]: [String; 3], rows: &[Judged<'_>]) -> Group {
         pairs: pairs.len(),
         tau: (!pairs.is_empty()).then(|| order / pairs.len() as f64),
         too_large: named(&|one| ran(one) && matches!(one.priced, Priced::TooLarge(_))),
+        tight: named(&|one| ran(one) && one.tight()),
         refused: named(&|one| ran(one) && matches!(one.priced, Priced::Refused(_))),
-        missed: named(&|one| !ran(one) && matches!(one.priced, Priced::Fits(_))),
+        missed: named(&|one| !ran(one) && matches!(one.priced, Priced::Fits(_)) && !one.tight()),
         worst: worst(rows),
     }
 }

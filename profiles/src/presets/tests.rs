@@ -138,7 +138,7 @@ fn a_device_whose_memory_contradicts_its_name_is_refused() {
         |gpu: &str| format!("version = 1\nbase = \"dgx-b200\"\n[gpu]\nbase = \"b200\"\n{gpu}\n");
     check_refused(
         &with("memory_gib = 80"),
-        &["gpu.memory_gib", "179.062", "b200"],
+        &["gpu.memory_gib", "178.35", "b200"],
     );
     check_refused(&with("memory_gib = 192"), &["gpu.memory_gib"]);
     assert!(
