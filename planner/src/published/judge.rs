@@ -190,7 +190,7 @@ impl Judged<'_> {
             gpu: row.cluster.gpu.name.clone(),
             gpus: row.gpus,
             precision: row.options.precision.name().to_owned(),
-            layout: row.options.pins.to_string(),
+            layout: row.layout(),
             cuda_graph: graphs(row),
             order_only: row.order_only,
             measured_step_s: row.step_s,
@@ -296,7 +296,7 @@ fn group([source, gpu, precision]: [String; 3], rows: &[Judged<'_>]) -> Group {
         let Some((measured, predicted)) = one.row.mem_gib.zip(one.priced.allocated_gib()) else {
             continue;
         };
-        let key = (one.row.family(), one.row.options.pins.to_string());
+        let key = (one.row.family(), one.row.layout());
         memory.insert((key, measured.to_bits()), predicted / measured);
     }
     let memory: Vec<f64> = memory.into_values().collect();
