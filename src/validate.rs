@@ -116,6 +116,7 @@ fn sums(validation: &Validation) -> Table {
         "source",
         "GPU",
         "precision",
+        "CUDA graphs",
         ">rows",
         ">median",
         ">mean",
@@ -134,12 +135,10 @@ fn sums(validation: &Validation) -> Table {
         let step = |of: fn(&Errors) -> f64| percent(group.step.as_ref().map(of));
         let memory = |of: fn(&Errors) -> f64| percent(group.memory.as_ref().map(of));
         table.row([
-            group.cuda_graph.map_or_else(
-                || group.source.clone(),
-                |graphs| format!("CUDA graphs: {graphs}"),
-            ),
+            group.source.clone(),
             group.gpu.clone(),
             group.precision.clone(),
+            group.cuda_graph.unwrap_or("all").to_owned(),
             group.rows.to_string(),
             step(|errors| errors.median),
             step(|errors| errors.mean),

@@ -20,7 +20,7 @@ pub use row::{Outcome, Row};
 pub use tuned::{Choice, Tuned, tuned, tuned_rows};
 
 /// The tables that ship with the program: file and text.
-const SHIPPED: [(&str, &str); 3] = [
+const SHIPPED: [(&str, &str); 4] = [
     (
         "simumax_b200.csv",
         include_str!("../data/published/simumax_b200.csv"),
@@ -30,6 +30,7 @@ const SHIPPED: [(&str, &str); 3] = [
         "megatron.csv",
         include_str!("../data/published/megatron.csv"),
     ),
+    ("fsdp.csv", include_str!("../data/published/fsdp.csv")),
 ];
 
 /// Every row that ships with the program, in the order of the tables.

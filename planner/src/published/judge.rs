@@ -1,4 +1,4 @@
-//! [`Validation`]: predictions beside measurements, in sums by source, GPU and precision.
+//! [`Validation`]: predictions beside measurements, in sums by source, GPU, precision and use of CUDA graphs.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ const ALIKE: f64 = 0.02;
 pub struct Validation {
     /// All rows together.
     pub all: Group,
-    /// Rows of one source, GPU and precision.
+    /// Rows of one source, GPU, precision and use of CUDA graphs.
     pub groups: Vec<Group>,
     /// Rows of one use of CUDA graphs: none, of modules, of whole iterations.
     pub by_graphs: Vec<Group>,
@@ -53,7 +53,7 @@ pub struct Group {
     pub gpu: String,
     /// In which precision.
     pub precision: String,
-    /// What CUDA graphs launch, of groups by that.
+    /// What CUDA graphs launch; nothing where the group is of all their uses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cuda_graph: Option<&'static str>,
     /// How many rows.
@@ -190,7 +190,7 @@ impl Judged<'_> {
             gpu: row.cluster.gpu.name.clone(),
             gpus: row.gpus,
             precision: row.options.precision.name().to_owned(),
-            layout: row.options.pins.to_string(),
+            layout: row.layout(),
             cuda_graph: graphs(row),
             order_only: row.order_only,
             measured_step_s: row.step_s,
@@ -270,33 +270,40 @@ pub fn judge(rows: &[Row], priced: &[Priced], misses: &[Miss]) -> Validation {
         let group = groups.entry([source, gpu, precision]).or_default();
         group.push(*one);
     }
-    let by_graphs = GRAPHS.into_iter().filter_map(|word| {
-        let own = judged.iter().filter(|one| graphs(one.row) == word);
-        let own: Vec<Judged<'_>> = own.copied().collect();
-        (!own.is_empty()).then(|| Group {
-            cuda_graph: Some(word),
-            ..group(["all", "all", "all"].map(str::to_owned), &own)
-        })
-    });
+    let all = ["all", "all", "all"].map(str::to_owned);
     Validation {
-        by_graphs: by_graphs.collect(),
-        all: group(["all", "all", "all"].map(str::to_owned), &judged),
+        by_graphs: by_graphs(&all, &judged),
+        all: group(all, None, &judged),
         groups: groups
-            .into_iter()
-            .map(|(name, rows)| group(name, &rows))
+            .iter()
+            .flat_map(|(name, rows)| by_graphs(name, rows))
             .collect(),
         rows: judged.iter().map(Judged::verdict).collect(),
     }
 }
 
-fn group([source, gpu, precision]: [String; 3], rows: &[Judged<'_>]) -> Group {
+/// Sums of rows of one name by what CUDA graphs launch, of those uses that there are.
+fn by_graphs(name: &[String; 3], rows: &[Judged<'_>]) -> Vec<Group> {
+    let of = |word| {
+        let own = rows.iter().filter(|one| graphs(one.row) == word);
+        let own: Vec<Judged<'_>> = own.copied().collect();
+        (!own.is_empty()).then(|| group(name.clone(), Some(word), &own))
+    };
+    GRAPHS.into_iter().filter_map(of).collect()
+}
+
+fn group(
+    [source, gpu, precision]: [String; 3],
+    cuda_graph: Option<&'static str>,
+    rows: &[Judged<'_>],
+) -> Group {
     let steps: Vec<f64> = rows.iter().filter_map(Judged::step).collect();
     let mut memory = BTreeMap::new();
     for one in rows {
         let Some((measured, predicted)) = one.row.mem_gib.zip(one.priced.allocated_gib()) else {
             continue;
         };
-        let key = (one.row.family(), one.row.options.pins.to_string());
+        let key = (one.row.family(), one.row.layout());
         memory.insert((key, measured.to_bits()), predicted / measured);
     }
     let memory: Vec<f64> = memory.into_values().collect();
@@ -319,7 +326,7 @@ fn group([source, gpu, precision]: [String; 3], rows: &[Judged<'_>]) -> Group {
         source,
         gpu,
         precision,
-        cuda_graph: None,
+        cuda_graph,
         rows: rows.len(),
         step: errors(&steps),
         memory: errors(&memory),

@@ -5,8 +5,8 @@ use moefold_profiles::{Cluster, Dtype, Precision, presets};
 use super::csv::Line;
 use super::error::RowError;
 use crate::choice::{
-    Capacity, Dispatcher, DropPolicy, Graphs, HostShare, Optimizer, Overlap, PrimaryWeights,
-    RecomputePlan, StackName,
+    Capacity, Dispatcher, DropPolicy, Graphs, HostShare, Masters, Optimizer, Overlap,
+    PrimaryWeights, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::{Mixer, Model, count};
@@ -127,6 +127,15 @@ impl Row {
         )
     }
 
+    /// Degrees that the source states, and what replicas divide besides the states of the optimizer.
+    pub fn layout(&self) -> String {
+        let pins = &self.options.pins;
+        match self.options.zero {
+            Zero::States => pins.to_string(),
+            zero @ Zero::Fsdp => format!("{pins},zero={}", zero.name()),
+        }
+    }
+
     /// Rows whose errors are alike: one source's runs of one model.
     pub fn family(&self) -> String {
         format!("{}, {}", self.source, self.subject)
@@ -145,7 +154,7 @@ pub(super) const REQUIRED: [&str; 7] = [
 ];
 
 /// All columns there are.
-pub(super) const COLUMNS: [&str; 36] = [
+pub(super) const COLUMNS: [&str; 40] = [
     "id",
     "source",
     "release",
@@ -165,9 +174,13 @@ pub(super) const COLUMNS: [&str; 36] = [
     "mbs",
     "recompute",
     "dispatcher",
+    "schedule",
     "stages",
+    "zero",
+    "instances",
     "optimizer",
     "optimizer_offload",
+    "masters",
     "primary_weights",
     "grad_dtype",
     "overlap",
@@ -313,6 +326,7 @@ fn options(line: &Line<'_>, model: &Model) -> Result<SearchOptions, RowError> {
         dispatcher: one_of(line, "dispatcher", &Dispatcher::ALL, Dispatcher::name)?,
         recompute: line.meaning("recompute", str::parse::<RecomputePlan>)?,
         overlap: line.meaning("overlap", str::parse::<Overlap>)?,
+        schedule: one_of(line, "schedule", &ScheduleName::ALL, ScheduleName::name)?,
         stages,
         graphs: Some(
             line.meaning("cuda_graph", str::parse::<Graphs>)?
@@ -320,7 +334,10 @@ fn options(line: &Line<'_>, model: &Model) -> Result<SearchOptions, RowError> {
         ),
         fp8_attention: fp8_attention.unwrap_or(false),
         capacity,
+        zero: one_of(line, "zero", &Zero::ALL, Zero::name)?.unwrap_or_default(),
+        instances: line.degree("instances")?.unwrap_or(defaults.instances),
         optimizer: optimizer.unwrap_or(defaults.optimizer),
+        masters: one_of(line, "masters", &Masters::ALL, Masters::name)?.unwrap_or_default(),
         optimizer_offload: HostShare(line.quantity("optimizer_offload")?.unwrap_or(0.0)),
         primary_weights: one_of(
             line,

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use super::*;
-use crate::choice::Dispatcher;
+use crate::choice::{Dispatcher, Masters, ScheduleName, Zero};
 
 const HEADER: &str = "id,model,cluster,gpus,precision,seq_len,global_batch,tp,pp,ep,recompute,\
-                      dispatcher,changes,stages,step_ms,tflops_per_gpu";
+                      dispatcher,changes,stages,step_ms,tflops_per_gpu,schedule,zero,\
+                      instances,masters";
 
 fn one(cells: &str) -> Result<Row, String> {
     let text = format!("{HEADER}\n# a remark\n{cells}\n");
@@ -17,7 +18,7 @@ fn one(cells: &str) -> Result<Row, String> {
 #[test]
 fn golden_a_line_is_read_as_written() {
     let row = one(
-        "a,mixtral-8x7b,dgx-h100,16,bf16,4096,32,2,2,4,layernorm+moe_act,deepep,layers=4,even,2500,",
+        "a,mixtral-8x7b,dgx-h100,16,bf16,4096,32,2,2,4,layernorm+moe_act,deepep,layers=4,even,2500,,1f1b,fsdp,4,remainder",
     );
     let row = row.expect("valid");
     assert_eq!((row.id.as_str(), row.source.as_str()), ("a", "own"));
@@ -33,13 +34,21 @@ fn golden_a_line_is_read_as_written() {
     );
     let stages = options.stages.as_ref().expect("given");
     assert_eq!(stages.stages(), [vec![0, 1], vec![2, 3]]);
+    assert_eq!(options.schedule, Some(ScheduleName::OneFOneB));
+    assert_eq!((options.zero, options.instances), (Zero::Fsdp, 4));
+    assert_eq!(options.masters, Masters::Remainder);
+    // What is empty is what `plan` takes without the flag.
+    let row = one("a,mixtral-8x7b,dgx-h100,16,bf16,4096,32,1,1,8,,,,,2500,,,,,").expect("valid");
+    let options = &row.options;
+    assert_eq!((options.schedule, options.zero), (None, Zero::States));
+    assert_eq!((options.instances, options.masters), (1, Masters::Fp32));
 }
 
 #[test]
 fn law_the_forms_of_a_time_agree() {
     let of = |ms: &str, tflops: &str| {
         let row = one(&format!(
-            "a,mixtral-8x7b,dgx-h100,16,bf16,4096,32,1,1,8,none,,,,{ms},{tflops}"
+            "a,mixtral-8x7b,dgx-h100,16,bf16,4096,32,1,1,8,none,,,,{ms},{tflops},,,,"
         ));
         row.expect("valid").step_s.expect("a time")
     };
@@ -51,7 +60,8 @@ fn law_the_forms_of_a_time_agree() {
 
 #[test]
 fn refusals_name_the_file_the_line_and_what_would_work() {
-    let valid = "a,mixtral-8x7b,dgx-h100,16,bf16,4096,32,2,2,4,none,deepep,,,2500,";
+    let valid =
+        "a,mixtral-8x7b,dgx-h100,16,bf16,4096,32,2,2,4,none,deepep,,,2500,,1f1b,fsdp,2,remainder";
     assert!(one(valid).is_ok());
     for (found, instead, parts) in [
         ("mixtral-8x7b", "mixtral-9x7b", ["line 3", "`model`"]),
@@ -66,7 +76,11 @@ fn refusals_name_the_file_the_line_and_what_would_work() {
         (",,,2500", ",,evenly,2500", ["`stages`", "even"]),
         ("2500", "-1", ["`step_ms`", "above 0"]),
         ("2500", "", ["`step_ms`", "mem_gib"]),
-        ("2500,", "2500", ["15 cells", "16"]),
+        ("1f1b", "gpipe", ["`schedule`", "zb-h1"]),
+        ("fsdp", "3", ["`zero`", "1, fsdp"]),
+        ("fsdp,2", "fsdp,0", ["`instances`", "above 0"]),
+        ("remainder", "bf16", ["`masters`", "fp32, remainder"]),
+        ("2500,", "2500", ["19 cells", "20"]),
     ] {
         let error = one(&valid.replacen(found, instead, 1)).expect_err(instead);
         assert!(error.contains("own.csv"), "{error}");
