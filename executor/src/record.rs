@@ -48,7 +48,7 @@ mod sampled;
 mod span;
 mod sweep;
 
-pub use sampled::{SampledStep, Sampler};
+pub use sampled::{SampledStep, Sampler, recorded_share, recording_costs};
 pub use span::{Busy, Detail, KeyTime, StepTime};
 
 /// A cheap handle on one rank's spans; clones share them. Not `Send`: one a rank thread.
@@ -494,9 +494,10 @@ impl Inner {
         if let Some(queued) = &self.queued {
             return queued.begin_span();
         }
+        let is_kept = self.detail.get() == Detail::Spans;
         Open::Host {
             nested_before: self.nested_ns.replace(0),
-            start_ns: self.clock.wall_ns(),
+            start_ns: if is_kept { self.clock.wall_ns() } else { 0 },
             own_ns: self.clock.own_ns(),
         }
     }
