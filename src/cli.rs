@@ -619,7 +619,8 @@ pub(crate) struct ImportArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CompareArgs {
-    /// Plans (plan.json, or the output of `plan --json`) and run directories
+    /// Plans (plan.json, or the output of `plan --json`) and run directories; right after a plan.json a log of
+    /// Megatron-LM that ran it, or a profile directory with its steps
     #[arg(required = true)]
     pub(crate) inputs: Vec<PathBuf>,
     /// Directory to write report.html, plots and tables to
