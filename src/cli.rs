@@ -669,8 +669,9 @@ pub(crate) struct ValidateArgs {
     /// Training steps of each run
     #[arg(long, default_value_t = 40, requires = "here")]
     pub(crate) steps: u32,
-    /// Seconds to measure for each layout
-    #[arg(long, default_value_t = 6.0, requires = "here")]
+    /// Seconds to measure for each layout at most: it is rehearsed for as many steps as it is then trained for where
+    /// these are enough
+    #[arg(long, default_value_t = 20.0, requires = "here")]
     pub(crate) budget_s: f64,
 }
 
