@@ -655,6 +655,10 @@ pub(crate) struct ValidateArgs {
     /// Write what is found here too, with every row and its source: a page in Markdown, as docs/published.md is
     #[arg(long, value_name = "FILE")]
     pub(crate) page: Option<PathBuf>,
+    /// Directory of a profile, as `import` makes, of a GPU that rows are of: they are priced with what it measured.
+    /// Repeatable
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["calibration", "page", "here", "tuned"])]
+    pub(crate) profile: Vec<PathBuf>,
     /// Judge the loop on this machine's CPU instead: five layouts of a small model are planned, measured,
     /// trained and planned again. Leave the machine alone meanwhile
     #[arg(long, conflicts_with_all = ["file", "calibration", "page"])]
