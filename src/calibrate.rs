@@ -9,9 +9,9 @@ use moefold_planner::calibrate::{Measured, fit};
 use moefold_planner::plan::Plan;
 use moefold_planner::search;
 use moefold_profiles::calibration::{Calibration, Factors, Fitted};
-use moefold_profiles::import::{self, Format, Options};
+use moefold_profiles::import;
 use moefold_profiles::run::RunSummary;
-use moefold_profiles::{Costs, Profile, statistics};
+use moefold_profiles::{Costs, Profile};
 use moefold_reports::format;
 use moefold_reports::tables::Table;
 use serde::Serialize;
@@ -165,27 +165,13 @@ fn step_s(plan: &Plan, measured: &str) -> Result<f64, Failure> {
     if summary.is_file() {
         return of_run(plan, path, &summary);
     }
-    let profile = if path.is_dir() {
-        Profile::load(path).map_err(Failure::request)?
-    } else if path.is_file() {
-        let options = Options {
-            device: Some(&plan.cluster.gpu.name),
-            format: Some(Format::MegatronLog),
-        };
-        let imported = import::import(path, &options).map_err(Failure::request)?;
-        imported.profile
-    } else {
+    if !path.exists() {
         return Err(refuse("no such file"));
-    };
-    let steps = profile.steps.ok_or_else(|| refuse("no steps in it"))?;
-    let wanted = plan.request.batch.global_batch;
-    if let Some(found) = steps.global_batch.filter(|&found| found != wanted) {
-        return Err(Failure::Request(anyhow!(
-            "--measured {measured}: found steps of {found} sequences, expected {wanted}, the plan's global \
-             batch"
-        )));
     }
-    statistics::median(steps.seconds).ok_or_else(|| refuse("no steps in it"))
+    let steps = import::steps(path).map_err(Failure::request)?;
+    let steps = steps.ok_or_else(|| refuse("no steps in it"))?;
+    let step_s = steps.median_of(plan.request.batch.global_batch);
+    step_s.map_err(|found| Failure::Request(anyhow!("--measured {measured}: {found}")))
 }
 
 /// The median step of a run, which must be of the plan.

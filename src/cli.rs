@@ -619,7 +619,8 @@ pub(crate) struct ImportArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CompareArgs {
-    /// Plans (plan.json, or the output of `plan --json`) and run directories
+    /// Plans (plan.json, or the output of `plan --json`) and run directories; right after a plan.json a log of
+    /// Megatron-LM that ran it, or a profile directory with its steps
     #[arg(required = true)]
     pub(crate) inputs: Vec<PathBuf>,
     /// Directory to write report.html, plots and tables to
@@ -654,6 +655,10 @@ pub(crate) struct ValidateArgs {
     /// Write what is found here too, with every row and its source: a page in Markdown, as docs/published.md is
     #[arg(long, value_name = "FILE")]
     pub(crate) page: Option<PathBuf>,
+    /// Directory of a profile, as `import` makes, of a GPU that rows are of: they are priced with what it measured.
+    /// Repeatable
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["calibration", "page", "here", "tuned"])]
+    pub(crate) profile: Vec<PathBuf>,
     /// Judge the loop on this machine's CPU instead: five layouts of a small model are planned, measured,
     /// trained and planned again. Leave the machine alone meanwhile
     #[arg(long, conflicts_with_all = ["file", "calibration", "page"])]
@@ -668,8 +673,9 @@ pub(crate) struct ValidateArgs {
     /// Training steps of each run
     #[arg(long, default_value_t = 40, requires = "here")]
     pub(crate) steps: u32,
-    /// Seconds to measure for each layout
-    #[arg(long, default_value_t = 6.0, requires = "here")]
+    /// Seconds to measure for each layout at most: it is rehearsed for as many steps as it is then trained for where
+    /// these are enough
+    #[arg(long, default_value_t = 20.0, requires = "here")]
     pub(crate) budget_s: f64,
 }
 

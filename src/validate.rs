@@ -4,10 +4,12 @@
 mod here;
 mod tuned;
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use moefold_planner::published::{self, Errors, Validation, Verdict};
+use moefold_profiles::Profile;
 use moefold_profiles::files::write_atomically;
 use moefold_reports::tables::Table;
 
@@ -29,14 +31,16 @@ pub(crate) fn run(args: &ValidateArgs, output: Output) -> Result<(), Failure> {
         write_calibration(path, &shipped, &shipped_prices)?;
     }
     let misses = published::misses(&shipped, &shipped_prices);
-    let validation = match &args.file {
-        None => published::judge(&shipped, &shipped_prices, &misses),
-        Some(path) => {
-            let rows = published::read(path).map_err(Failure::request)?;
-            let priced = published::price_all(&rows, &[]);
-            published::judge(&rows, &priced, &misses)
-        }
+    let own = args.file.as_deref().map(published::read);
+    let own = own.transpose().map_err(Failure::request)?;
+    let rows = own.as_deref().unwrap_or(&shipped);
+    let profiles = profiles(&args.profile, rows)?;
+    let priced = if own.is_none() && profiles.is_empty() {
+        shipped_prices
+    } else {
+        published::price_all(rows, &profiles)
     };
+    let validation = published::judge(rows, &priced, &misses);
     if let Some(path) = &args.page {
         let page = page(&validation);
         write_atomically(path, |out| out.write_all(page.as_bytes()))
@@ -44,6 +48,24 @@ pub(crate) fn run(args: &ValidateArgs, output: Output) -> Result<(), Failure> {
             .map_err(Failure::Runtime)?;
     }
     output.answer(&validation, || text(&validation, output.verbose))
+}
+
+/// Profiles, each of a GPU that some of `rows` are of.
+fn profiles(directories: &[PathBuf], rows: &[published::Row]) -> Result<Vec<Profile>, Failure> {
+    let load = |directory: &PathBuf| {
+        let profile = Profile::load(directory).map_err(Failure::request)?;
+        if rows.iter().any(|row| profile.check(&row.cluster).is_ok()) {
+            return Ok(profile);
+        }
+        let gpus: BTreeSet<&str> = rows.iter().map(|row| &row.cluster.gpu.name[..]).collect();
+        Err(Failure::Request(anyhow!(
+            "--profile {}: found a profile of {}, expected one of a GPU that rows are of: {}",
+            directory.display(),
+            profile.device,
+            Vec::from_iter(gpus).join(", ")
+        )))
+    };
+    directories.iter().map(load).collect()
 }
 
 fn write_calibration(

@@ -40,6 +40,39 @@ fn refused(folder: &Path, arguments: &[&str], parts: &[&str]) {
     }
 }
 
+/// Without a profile they are priced by the shipped tables; one of another GPU says nothing of them.
+#[test]
+fn validate_prices_rows_with_what_was_imported() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    let planner = Path::new(env!("CARGO_MANIFEST_DIR")).join("planner");
+    let system = planner.join("tests/fixtures/simumax-b200.json");
+    let rows = planner.join("data/published/simumax_b200.csv");
+    let [system, rows] = [&system, &rows].map(|path| path.to_str().expect("unicode"));
+    said(folder, &["import", system, "--out", "b200"]);
+    let errors = |more: &[&str]| {
+        let found = answer(folder, &[&["validate", rows], more].concat());
+        assert_eq!(found["all"]["step"]["rows"], 24);
+        ["mean", "worst"].map(|key| found["all"]["step"][key].as_f64().expect("a share"))
+    };
+    let [[mean, worst], [shipped_mean, _]] = [errors(&["--profile", "b200"]), errors(&[])];
+    assert!(mean <= 0.05 && worst <= 0.13, "{mean} {worst}");
+    assert!(mean < shipped_mean, "{mean} {shipped_mean}");
+    let own = "id,model,cluster,gpus,precision,seq_len,global_batch,step_ms\n\
+               one,mixtral-8x7b,dgx-h100,64,bf16,4096,256,4000\n";
+    fs::write(folder.join("h100.csv"), own).expect("written");
+    refused(
+        folder,
+        &["validate", "h100.csv", "--profile", "b200"],
+        &["a profile of b200", "h100"],
+    );
+    refused(
+        folder,
+        &["validate", "--profile", "b200", "--page", "page.md"],
+        &["--page"],
+    );
+}
+
 /// Writes a plan of Mixtral on 64 H100, and returns its predicted step and interval.
 fn plan(folder: &Path, file: &str, layout: &str, more: &[&str]) -> [f64; 3] {
     let common =

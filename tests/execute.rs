@@ -682,6 +682,41 @@ fn a_plan_with_the_routing_of_a_run_says_its_peak_and_runs() {
     assert_eq!(code, 0, "{errors}");
 }
 
+/// What training measured is in the run, and written beside it where that is asked for; both price the next plan.
+#[test]
+fn a_run_is_a_profile_and_prices_the_next_plan() {
+    let bench = Bench::new();
+    let (data, out, beside) = (tokens(), bench.path("run"), bench.path("profile"));
+    let rest = [
+        "--data",
+        &data,
+        "--steps",
+        "4",
+        "--out",
+        &out,
+        "--profile-out",
+        &beside,
+    ];
+    let (code, _, errors) = bench.execute(&rest);
+    assert_eq!(code, 0, "{errors}");
+    let [own, written] = [&out, &beside].map(|directory| {
+        let path = Path::new(directory).join("profile.json");
+        fs::read(path).expect("a profile")
+    });
+    assert!(own == written, "the two differ");
+    let layout = Some("tp=2,ep=4,etp=1,mbs=1");
+    let measured = |file: &str, more: &[&str]| {
+        bench.0.plan(file, "4", "24", layout, more);
+        let plan = json::read(bench.path(file));
+        let confidence = &plan["predicted"]["confidence"];
+        confidence["measured"].as_f64().expect("a share")
+    };
+    assert_eq!(measured("bare.json", &[]), 0.0);
+    let of_run = measured("again.json", &["--profile", &out]);
+    assert!(of_run > 0.5, "{of_run}");
+    assert_eq!(measured("beside.json", &["--profile", &beside]), of_run);
+}
+
 /// Planned, run and walked: the same bytes on the device and on the host, and the losses of a run without.
 #[test]
 fn a_plan_that_offloads_runs_as_it_says() {

@@ -391,13 +391,7 @@ impl Taker<'_> {
         run();
         let mut own = Vec::with_capacity(self.options.repeats);
         for sample in 0..self.options.warmup + self.options.repeats {
-            let mut ns = 0;
-            for _ in 0..RUNS {
-                evict.run();
-                let start = clock.own_ns();
-                run();
-                ns += clock.own_ns() - start;
-            }
+            let ns = cold_ns(&clock, &mut || evict.run(), &mut run);
             if sample >= self.options.warmup {
                 own.push(clock.counted(ns).0.max(1e-9) / f64::from(RUNS));
             }
@@ -459,6 +453,18 @@ impl Taker<'_> {
         let slowest = *slowest.unwrap_or(&own);
         Ok(slowest as f64 * 1e-9)
     }
+}
+
+/// Nanoseconds of the runs of a sample, before each of which `evict` puts the operands out of the caches.
+fn cold_ns(clock: &Clock, evict: &mut dyn FnMut(), run: &mut dyn FnMut()) -> u64 {
+    let mut ns = 0;
+    for _ in 0..RUNS {
+        evict();
+        let start = clock.own_ns();
+        run();
+        ns += clock.own_ns() - start;
+    }
+    ns
 }
 
 /// Whether rank 0 says so: ranks must not disagree about what comes next.

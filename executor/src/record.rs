@@ -48,7 +48,7 @@ mod sampled;
 mod span;
 mod sweep;
 
-pub use sampled::{SampledStep, Sampler};
+pub use sampled::{SampledStep, Sampler, recorded_share, recording_costs};
 pub use span::{Busy, Detail, KeyTime, StepTime};
 
 /// A cheap handle on one rank's spans; clones share them. Not `Send`: one a rank thread.
@@ -86,8 +86,8 @@ struct Inner {
     waited_ns: Cell<u64>,
     /// What of them was for messages of other pipeline ranks.
     bubble_ns: Cell<u64>,
-    /// Waits that belong to the next collective.
-    carried_ns: Cell<u64>,
+    /// Waits that belong to the next collective, and where there is none in the step, to the last.
+    carried: Cell<Option<Carry>>,
     host_reads: RefCell<BTreeMap<&'static str, f64>>,
     /// Transfers to and from the host so far.
     transfers: Cell<u64>,
@@ -102,6 +102,14 @@ struct Inner {
 struct Sum {
     calls: u64,
     own_ns: u64,
+}
+
+/// A rank's wait for the others where no key tells of it.
+#[derive(Clone, Copy, Debug)]
+struct Carry {
+    waited_ns: u64,
+    /// When it last met them there, by its own clock.
+    met_ns: u64,
 }
 
 /// A rank's wait for the others at a collective.
@@ -141,7 +149,7 @@ impl Recorder {
             meetings: RefCell::default(),
             waited_ns: Cell::default(),
             bubble_ns: Cell::default(),
-            carried_ns: Cell::default(),
+            carried: Cell::default(),
             host_reads: RefCell::default(),
             transfers: Cell::default(),
             queued: None,
@@ -363,7 +371,7 @@ impl Recorder {
             inner.meetings.borrow_mut().clear();
             inner.waited_ns.set(0);
             inner.bubble_ns.set(0);
-            inner.carried_ns.set(0);
+            inner.carried.set(None);
             inner.host_reads.borrow_mut().clear();
             inner.step_start_ns.set(inner.clock.wall_ns());
             inner.own_start_ns.set(inner.clock.own_ns());
@@ -486,9 +494,10 @@ impl Inner {
         if let Some(queued) = &self.queued {
             return queued.begin_span();
         }
+        let is_kept = self.detail.get() == Detail::Spans;
         Open::Host {
             nested_before: self.nested_ns.replace(0),
-            start_ns: self.clock.wall_ns(),
+            start_ns: if is_kept { self.clock.wall_ns() } else { 0 },
             own_ns: self.clock.own_ns(),
         }
     }
@@ -501,9 +510,8 @@ impl Inner {
         }
         let waited_ns = noted.waited_ns;
         let now = self.clock.own_ns();
-        // While it waits, its thread does not run.
-        let own = |waited_ns| if self.clock.is_shared() { 0 } else { waited_ns };
-        self.nested_ns.set(self.nested_ns.get() + own(waited_ns));
+        self.nested_ns
+            .set(self.nested_ns.get() + self.own_of(waited_ns));
         self.waited_ns.set(self.waited_ns.get() + waited_ns);
         let mut all = noted.started.iter().chain(&noted.awaited);
         let is_message = |one: &Started| {
@@ -513,27 +521,49 @@ impl Inner {
             // Who waits for a message waits for work, and meets nobody: ranks of another stage are not those
             // of a collective.
             self.bubble_ns.set(self.bubble_ns.get() + waited_ns);
-            self.met_ns.set(self.met_ns.get() + own(waited_ns));
+            self.met_ns.set(self.met_ns.get() + self.own_of(waited_ns));
             return;
         }
-        let carried_ns = self.carried_ns.take() + waited_ns;
+        let carried_ns = self.carried.take().map_or(0, |carry| carry.waited_ns) + waited_ns;
         let Some(awaited) = noted.awaited.first() else {
-            // Ranks also meet where no key tells of it, as for the counts before tokens are exchanged: what
-            // was waited there belongs to the next collective.
-            self.carried_ns.set(carried_ns);
+            // Ranks also meet where no key tells of it, as for the counts before tokens are exchanged and for the
+            // sums at the end of a step.
+            self.carried.set(Some(Carry {
+                waited_ns: carried_ns,
+                met_ns: now,
+            }));
             return;
         };
-        let apart_ns = (now - self.met_ns.get()).saturating_sub(own(carried_ns));
         self.meetings.borrow_mut().push(Meeting {
             key: Key::Collective(awaited.collective),
             waited_ns: carried_ns,
-            apart_ns,
+            apart_ns: self.apart_ns(now, carried_ns),
         });
         self.met_ns.set(now);
     }
 
+    /// What a wait takes by the own clock: while a thread waits, it does not run.
+    fn own_of(&self, waited_ns: u64) -> u64 {
+        if self.clock.is_shared() { 0 } else { waited_ns }
+    }
+
+    /// Time since the rank last met others, without what it waited.
+    fn apart_ns(&self, now: u64, waited_ns: u64) -> u64 {
+        (now - self.met_ns.get()).saturating_sub(self.own_of(waited_ns))
+    }
+
+    /// Gives what no collective came after to the last one.
+    fn settle(&self) {
+        let mut meetings = self.meetings.borrow_mut();
+        if let (Some(carry), Some(last)) = (self.carried.take(), meetings.last_mut()) {
+            last.waited_ns += carry.waited_ns;
+            last.apart_ns += self.apart_ns(carry.met_ns, carry.waited_ns);
+        }
+    }
+
     /// Tells where a step's time went.
     fn sum_up(&self, result: &mut StepTime) {
+        self.settle();
         let counted = |ns: u64| self.clock.counted(ns);
         for (&(lane, category, name), sum) in self.sums.borrow().iter() {
             let time = counted(sum.own_ns);

@@ -262,20 +262,30 @@ pub fn rank_peak(rank: u32, pp_rank: u32, device: &Device, settled: u64) -> Rank
     }
 }
 
+/// Ranks whose mean says where a step's time went: of all such sets the one that works most, and so waits least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counted {
+    /// Each by itself: of devices with a clock of their own.
+    Rank,
+    /// Those of a pipeline rank, as at a collective one waits for what another still does. So waiting is priced, too.
+    Stage,
+    /// All: they share too few cores.
+    All,
+}
+
 /// Summarizes a run.
 ///
-/// `times` is by rank, then by step. Categories and busy times are those of the rank that worked most and
-/// so waited least, over the half of the recorded steps after warm-up whose length is nearest to the median: where
-/// time went in a step that something held up says little of the others. Where the ranks share too few cores
-/// (`cores_shared`) they are the mean of all ranks'. They are scaled from their mean to the median step,
-/// which `step_s` is.
+/// `times` and `peak_by_rank` are by rank, the former then by step. Categories and busy times are the mean of the ranks
+/// that `counted` names together, over the half of the recorded steps after warm-up whose length is nearest to the
+/// median: where time went in a step that something held up says little of the others. They are scaled from their mean
+/// to the median step, which `step_s` is.
 /// A run no longer than its warm-up is summarized whole.
 pub fn summarize(
     records: &[StepRecord],
     times: &[Vec<StepTime>],
     peak_by_rank: Vec<RankPeak>,
     warmup_steps: u64,
-    cores_shared: bool,
+    counted: Counted,
 ) -> RunSummary {
     let steps = records.len();
     assert!(
@@ -298,17 +308,19 @@ pub fn summarize(
         (skipped..steps).filter(|&step| times.iter().all(|rank| is_recorded(rank, step)));
     let lengths = recorded.map(|step| (step, records[step].step_s));
     let usual = nearest_half(lengths.collect(), step_s);
-    let told = if cores_shared {
-        let ranks = times.iter();
-        within(mean_time(
-            ranks.flat_map(|rank| usual.iter().map(|&step| &rank[step])),
-        ))
-    } else {
-        let ranks = times.iter();
-        let ranks = ranks.map(|rank| mean_time(usual.iter().map(|&step| &rank[step])));
-        let busiest = ranks.max_by(|a, b| f64::total_cmp(&work(a), &work(b)));
-        busiest.unwrap_or_default()
-    };
+    let mut together: BTreeMap<u32, Vec<&StepTime>> = BTreeMap::new();
+    for (rank, peak) in times.iter().zip(&peak_by_rank) {
+        let group = match counted {
+            Counted::Rank => peak.rank,
+            Counted::Stage => peak.pp_rank,
+            Counted::All => 0,
+        };
+        let usual = usual.iter().map(|&step| &rank[step]);
+        together.entry(group).or_default().extend(usual);
+    }
+    let means = together.into_values().map(mean_time);
+    let busiest = means.max_by(|a, b| f64::total_cmp(&work(a), &work(b)));
+    let told = within(busiest.unwrap_or_default());
     let scale = match told.step.0 {
         0.0 => 0.0,
         mean => step_s / mean,
@@ -487,6 +499,21 @@ mod tests {
         }
     }
 
+    /// Peaks of ranks of these pipeline ranks.
+    fn peaks(pp_ranks: &[u32]) -> Vec<RankPeak> {
+        let peak = |(rank, &pp_rank)| RankPeak {
+            rank,
+            pp_rank,
+            reserved: Bytes(0),
+            reached: Bytes(0),
+            growths: 0,
+            resident: Bytes(0),
+            host_bytes: None,
+            bytes: ByClass::default(),
+        };
+        (0..).zip(pp_ranks).map(peak).collect()
+    }
+
     #[test]
     fn golden_a_summary_leaves_out_warm_up_and_takes_the_busiest_rank() {
         let records = [
@@ -502,7 +529,7 @@ mod tests {
             time(3.5, 0.5),
             time(0.5, 0.5),
         ];
-        let summary = summarize(&records, &[idle, busy], Vec::new(), 1, false);
+        let summary = summarize(&records, &[idle, busy], peaks(&[0, 0]), 1, Counted::Rank);
         assert_eq!((summary.steps, summary.warmup_steps), (4, 1));
         assert_eq!(summary.step_s, 1.0);
         assert_eq!(summary.tokens_per_s, 512.0);
@@ -516,13 +543,11 @@ mod tests {
         assert_eq!(summary.calls["all_to_all"], 2.0);
         assert!((summary.host_reads["counts_to_host"] - 3.0).abs() < 1e-12);
         // Shorter than its warm-up: everything counts.
-        let short = summarize(&records[..1], &[vec![time(5.0, 4.0)]], Vec::new(), 3, false);
+        let one = [vec![time(5.0, 4.0)]];
+        let short = summarize(&records[..1], &one, peaks(&[0]), 3, Counted::Rank);
         assert_eq!((short.warmup_steps, short.step_s), (0, 9.0));
-        assert!(
-            summarize(&[], &[], Vec::new(), 3, false)
-                .final_loss
-                .is_nan()
-        );
+        let none = summarize(&[], &[], Vec::new(), 3, Counted::Rank);
+        assert!(none.final_loss.is_nan());
     }
 
     #[test]
@@ -533,7 +558,7 @@ mod tests {
             ..StepTime::default()
         };
         let times = vec![time(0.5, 0.5), whole, time(1.5, 1.5)];
-        let summary = summarize(&records, &[times], Vec::new(), 0, false);
+        let summary = summarize(&records, &[times], peaks(&[0]), 0, Counted::Stage);
         assert_eq!(summary.step_s, 2.0);
         assert!((summary.time_s.get(Category::Attention).0 - 1.0).abs() < 1e-12);
     }
@@ -544,7 +569,7 @@ mod tests {
         let lengths = [1.0, 9.0, 1.0, 0.5, 1.0, 1.0, 9.0, 0.5];
         let records: Vec<StepRecord> = (0..).zip(lengths).map(|(i, s)| record(i, s)).collect();
         let times = lengths.map(|step_s| time(0.5, step_s - 0.5)).to_vec();
-        let summary = summarize(&records, &[times], Vec::new(), 0, false);
+        let summary = summarize(&records, &[times], peaks(&[0]), 0, Counted::Stage);
         assert_eq!(summary.step_s, 1.0);
         assert!((summary.time_s.get(Category::Attention).0 - 0.5).abs() < 1e-12);
         assert!((summary.busy_s["all_to_all"] - 0.5).abs() < 1e-12);
@@ -559,10 +584,36 @@ mod tests {
             vec![time]
         };
         let ranks = [waiting(0.375), waiting(-0.125)];
-        let summary = summarize(&[record(0, 1.0)], &ranks, Vec::new(), 0, true);
+        let summary = summarize(&[record(0, 1.0)], &ranks, peaks(&[0, 0]), 0, Counted::All);
         assert!((summary.time_s.get(Category::Waiting).0 - 0.125).abs() < 1e-12);
         assert!((summary.time_s.get(Category::Attention).0 - 0.375).abs() < 1e-12);
         assert!((summary.time_s.total().0 - summary.step_s).abs() < 1e-12);
+    }
+
+    /// Two of four ranks are of the pipeline rank that works most; what one of them waits is what the other does meanwhile.
+    #[test]
+    fn golden_of_a_stage_the_mean_of_its_ranks_is_told() {
+        let rank = |worked: f64, waited: f64| {
+            let mut time = time(worked, 0.0);
+            time.time.add(Category::Waiting, Seconds(waited));
+            time.time
+                .add(Category::Bubble, Seconds(1.0 - worked - waited));
+            vec![time]
+        };
+        let ranks = [
+            rank(0.5, 0.0),
+            rank(0.875, 0.0),
+            rank(0.5, 0.25),
+            rank(0.375, 0.5),
+        ];
+        let of = |counted| {
+            let summary = summarize(&[record(0, 1.0)], &ranks, peaks(&[0, 0, 1, 1]), 0, counted);
+            [Category::Attention, Category::Waiting, Category::Bubble]
+                .map(|c| summary.time_s.get(c).0)
+        };
+        assert_eq!(of(Counted::Stage), [0.6875, 0.0, 0.3125]);
+        assert_eq!(of(Counted::All), [0.5625, 0.1875, 0.25]);
+        assert_eq!(of(Counted::Rank), [0.875, 0.0, 0.125]);
     }
 
     #[test]
@@ -572,7 +623,7 @@ mod tests {
         over.step = Seconds(1.0);
         over.time.add(Category::Waiting, Seconds(-0.25));
         let ranks = [vec![over.clone()], vec![over]];
-        let summary = summarize(&[record(0, 1.0)], &ranks, Vec::new(), 0, true);
+        let summary = summarize(&[record(0, 1.0)], &ranks, peaks(&[0, 0]), 0, Counted::All);
         assert_eq!(summary.time_s.get(Category::Waiting).0, 0.0);
         assert!((summary.time_s.get(Category::Attention).0 - 0.6).abs() < 1e-12);
         assert!((summary.busy_s["all_to_all"] - 0.8 * 0.5).abs() < 1e-12);
@@ -609,7 +660,8 @@ mod tests {
             spans: Vec::new(),
         };
         let records = [record(0, 1.0), record(1, 1.0)];
-        let summary = summarize(&records, &[vec![time(0.5, 0.5); 2]], Vec::new(), 0, false);
+        let times = [vec![time(0.5, 0.5); 2]];
+        let summary = summarize(&records, &times, peaks(&[0]), 0, Counted::Rank);
         let launch = Key::Host(HostCost::Launch);
         let profile = Profile::of("cpu", vec![Sample::of(launch, Taken::Training, vec![1e-6])]);
         run.finish(&trace, &profile, &summary).expect("ends");

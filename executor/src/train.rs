@@ -29,7 +29,7 @@ use crate::options::{Init, Savers, TrainOptions};
 use crate::profile::{Described, Measurements, training};
 use crate::rank::Context;
 use crate::record::Sampler;
-use crate::run::{rank_peak, summarize};
+use crate::run::{Counted, rank_peak, summarize};
 use crate::support;
 use crate::transport::{RankContext, World};
 use crate::weights::{Collector, Source};
@@ -187,10 +187,16 @@ pub fn run_in(
     }
     let warmup = warmup_steps(steps.len() as u64);
     let device = device.expect("rank 0 is here");
-    let cores_shared = options.device.stretch(device.local_ranks) > 1.0;
-    let summary = summarize(&steps, &times, peaks, warmup, cores_shared);
-    let step_s = steps.iter().map(|step| (step.step, step.step_s)).collect();
     let queued = options.device.name() == "cuda";
+    let counted = if queued {
+        Counted::Rank
+    } else if options.device.stretch(device.local_ranks) > 1.0 {
+        Counted::All
+    } else {
+        Counted::Stage
+    };
+    let summary = summarize(&steps, &times, peaks, warmup, counted);
+    let step_s = steps.iter().map(|step| (step.step, step.step_s)).collect();
     let samples = training::samples(&sampled, &step_s, warmup, queued);
     Ok(Some(Trained {
         summary,

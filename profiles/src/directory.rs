@@ -14,6 +14,7 @@ use crate::collective::Collective;
 use crate::files::write_atomically;
 use crate::host::HostCost;
 use crate::op::{Op, is_shape};
+use crate::statistics;
 use crate::units::{Bytes, Seconds};
 
 /// Version of the format of `profile.json`.
@@ -172,6 +173,20 @@ pub struct MeasuredSteps {
     pub peak_allocated: Option<Bytes>,
     /// Where the figures are from, in words: the file, and which of its steps.
     pub source: String,
+}
+
+impl MeasuredSteps {
+    /// The median step, for a plan whose steps have so many sequences. Where it is of another, what was found and what
+    /// was expected.
+    pub fn median_of(&self, global_batch: u64) -> Result<f64, String> {
+        if let Some(found) = self.global_batch.filter(|&found| found != global_batch) {
+            return Err(format!(
+                "found steps of {found} sequences, expected {global_batch}, the plan's global batch"
+            ));
+        }
+        let median = statistics::median(self.seconds.clone());
+        median.ok_or_else(|| "found no steps, expected at least one".to_owned())
+    }
 }
 
 /// Device memory beside the tensors of a rank.

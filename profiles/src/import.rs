@@ -18,6 +18,7 @@ use std::path::Path;
 pub use gathered::{DeviceTime, Imported, LeftOut};
 pub use source::{Format, ImportError};
 
+use crate::directory::{MeasuredSteps, Profile};
 use crate::presets;
 use source::{CPU, File};
 
@@ -59,10 +60,30 @@ pub fn import(path: &Path, options: &Options<'_>) -> Result<Imported, ImportErro
     Ok(imported)
 }
 
+/// Whether a text is a log of Megatron-LM with lines of steps.
+pub fn is_log(text: &str) -> bool {
+    recognize(text) == Some(Format::MegatronLog)
+}
+
+/// The steps that a profile directory or a log of Megatron-LM holds; a directory may have none.
+pub fn steps(path: &Path) -> Result<Option<MeasuredSteps>, ImportError> {
+    if path.is_dir() {
+        return Ok(Profile::load(path)?.steps);
+    }
+    let options = Options {
+        format: Some(Format::MegatronLog),
+        // Whose steps they are, whoever asks knows.
+        device: Some(CPU),
+    };
+    Ok(import(path, &options)?.profile.steps)
+}
+
 /// The format that a text is in.
 fn recognize(text: &str) -> Option<Format> {
     let text = text.trim_start_matches('\u{feff}').trim_start();
-    if text.starts_with(['{', '[']) {
+    // Lines of a log begin with a date in brackets.
+    let is_dated = || text.lines().any(megatron::is_iteration);
+    if text.starts_with('{') || text.starts_with('[') && !is_dated() {
         return if text.contains("\"traceEvents\"") || text.starts_with('[') {
             Some(Format::Kineto)
         } else if text.contains("\"accelerator\"") && text.contains("\"networks\"") {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::draw::svg;
 use crate::figures::Named;
 use crate::files::Directory;
-use crate::inputs::Input;
+use crate::inputs::{Input, paired};
 use crate::plots::Plot;
 use crate::subject::Comparison;
 use crate::{ReportError, figures, findings, html, plots};
@@ -21,7 +21,8 @@ pub struct Written {
     pub ops: String,
 }
 
-/// Compares any mix of `plan.json`, output of `plan --json` and run directories, and writes what that says into `out_dir`, as
+/// Compares any mix of `plan.json`, output of `plan --json` and run directories, and right after a `plan.json` a log of
+/// Megatron-LM or a profile with its steps, and writes what that says into `out_dir`, as
 /// [`Page::write`] does.
 pub fn compare(inputs: &[PathBuf], out_dir: &Path) -> Result<Written, ReportError> {
     Page::of(inputs)?.write(out_dir)
@@ -47,7 +48,7 @@ impl Page {
             .iter()
             .map(|path| Input::read(path))
             .collect::<Result<_, _>>()?;
-        let comparison = Comparison::of(read);
+        let comparison = Comparison::of(paired(read)?);
         if comparison.subjects.is_empty() {
             return Err(ReportError::NoPlans {
                 paths: inputs.iter().map(|p| p.display().to_string()).collect(),
@@ -96,9 +97,10 @@ mod tests {
     use super::*;
     use crate::sample;
     use moefold_planner::plan::Plan;
+    use moefold_profiles::import;
     use moefold_profiles::run::{HostLoad, RunSummary};
     use moefold_profiles::units::Bytes;
-    use moefold_profiles::{ByClass, TensorClass};
+    use moefold_profiles::{ByClass, Profile, TensorClass};
     use tempfile::TempDir;
 
     fn scratch() -> TempDir {
@@ -120,7 +122,7 @@ mod tests {
     /// Reading and comparing without drawing PNGs, which is what takes time.
     fn compared(paths: &[PathBuf]) -> Comparison {
         let read = paths.iter().map(|path| Input::read(path).expect("reads"));
-        Comparison::of(read.collect())
+        Comparison::of(paired(read.collect()).expect("steps come after their plan"))
     }
 
     #[test]
@@ -268,6 +270,72 @@ mod tests {
         let both = compared(&[file, run]);
         assert_eq!(both.subjects.len(), 1);
         assert!(both.subjects[0].measured.is_some());
+    }
+
+    /// What Megatron-LM prints of steps of `batch` sequences, each of 0.4 s but the first.
+    fn log(batch: u64) -> String {
+        let line = |step: u64| {
+            let ms = if step == 1 { 9000.0 } else { 400.0 };
+            format!(
+                " [2026-01-01 00:00:0{step}] iteration {step}/ 9 | consumed samples: {} | elapsed time per \
+                 iteration (ms): {ms} | learning rate: 1.0E-04 | global batch size: {batch} | lm loss: 1.0E+01 |\n",
+                step * batch
+            )
+        };
+        (1..9).map(line).collect()
+    }
+
+    #[test]
+    fn steps_that_another_program_ran_are_set_beside_their_plan() {
+        let dir = scratch();
+        let at = |name: &str| dir.path().join(name);
+        let plan = sample::write_json(&at("plan.json"), &sample::cpu_plan([2, 1, 1, 4, 1], 0.31));
+        let other = sample::write_json(&at("b.json"), &sample::cpu_plan([1, 1, 1, 2, 2], 0.3));
+        for (name, batch) in [("train.log", 8), ("larger.log", 16)] {
+            std::fs::write(at(name), log(batch)).expect("written");
+        }
+        let steps = import::steps(&at("train.log")).expect("a log");
+        let profile = Profile {
+            steps,
+            ..Profile::of("cpu", Vec::new())
+        };
+        profile.save(&at("imported")).expect("written");
+        for (number, measured) in ["train.log", "imported"].into_iter().enumerate() {
+            let paths = [other.clone(), plan.clone(), at(measured)];
+            let written = compare(&paths, &at(&format!("out-{number}"))).expect("compares");
+            let first = &written.findings[0];
+            for part in [
+                "310 ms",
+                "measured at 400 ms",
+                "median of 7 steps",
+                "22.5% too fast",
+            ] {
+                assert!(first.contains(part), "{part}: {first}");
+            }
+            let table = read(at(&format!("out-{number}/layouts.csv")));
+            let lines: Vec<&str> = table.lines().collect();
+            assert!(
+                lines[1].contains(",0.31,") && lines[1].contains(",0.4,"),
+                "{table}"
+            );
+            assert!(!lines[2].contains(",0.4,"), "{table}");
+        }
+        let refused = |inputs: &[PathBuf]| Page::of(inputs).expect_err("refused").to_string();
+        for alone in [
+            &[at("train.log"), plan.clone()][..],
+            &[plan.clone(), at("train.log"), at("train.log")],
+        ] {
+            let error = refused(alone);
+            assert!(
+                error.contains("train.log: a step was measured here"),
+                "{error}"
+            );
+        }
+        let error = refused(&[plan, at("larger.log")]);
+        assert!(
+            error.contains("steps of 16 sequences, expected 8"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -50,6 +50,19 @@ pub enum ReportError {
         /// The first file that is missing.
         missing: &'static str,
     },
+    /// Steps that another program ran, and a file of them that cannot be read.
+    #[error(transparent)]
+    Steps(#[from] moefold_profiles::import::ImportError),
+    /// Steps of which it is not known what was planned.
+    #[error(
+        "{path}: a step was measured here, of no plan; name the plan.json that ran right before it: \
+         compare plan.json {path}",
+        path = .path.display()
+    )]
+    StepsAlone {
+        /// The log, or the directory of a profile.
+        path: PathBuf,
+    },
     /// The inputs hold no plan at all.
     #[error("no plan in {}: the search found nothing feasible", .paths.join(", "))]
     NoPlans {

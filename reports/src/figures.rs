@@ -39,6 +39,7 @@ pub(crate) fn all(comparison: &Comparison) -> Vec<Named> {
 fn layouts(comparison: &Comparison) -> Named {
     let subjects = &comparison.subjects;
     let any_run = comparison.runs().next().is_some();
+    let any_step = comparison.any_step_measured();
     let longest = subjects.iter().map(|s| s.planned.predicted.step_s);
     let time = TimeUnit::for_longest(longest.fold(0.0, f64::max));
     let largest = subjects.iter().map(|s| s.planned.predicted.peak_gib);
@@ -51,7 +52,7 @@ fn layouts(comparison: &Comparison) -> Named {
     if any_interval {
         headings.push(">four of five steps".to_owned());
     }
-    if any_run {
+    if any_step {
         headings.push(format!(">measured step ({})", time.name()));
         headings.push(">error".to_owned());
     }
@@ -73,9 +74,8 @@ fn layouts(comparison: &Comparison) -> Named {
             let interval = format::interval(predicted);
             cells.push(interval.unwrap_or_else(|| "-".to_owned()));
         }
-        if any_run {
-            let step = s.measured.as_ref().map(|m| m.summary.step_s);
-            cells.push(or_dash(step, |t| {
+        if any_step {
+            cells.push(or_dash(s.measured_step_s(), |t| {
                 format::three_digits(t * time.per_second())
             }));
             cells.push(or_dash(s.step_error(), format::signed_percent));
@@ -142,7 +142,6 @@ fn raw_layouts(subjects: &[Subject]) -> Table {
         let (l, p) = (&s.planned.layout, &s.planned.predicted);
         let (model, cluster) = (&s.setting.model, &s.setting.cluster);
         let request = s.setting.request.as_ref();
-        let measured = s.measured.as_ref().map(|m| &m.summary);
         raw.row([
             s.name.clone(),
             model.as_ref().map_or_else(String::new, |m| m.name.clone()),
@@ -170,9 +169,9 @@ fn raw_layouts(subjects: &[Subject]) -> Table {
             p.step_s.to_string(),
             or_nothing(p.step_s_low),
             or_nothing(p.step_s_high),
-            or_nothing(measured.map(|m| m.step_s)),
+            or_nothing(s.measured_step_s()),
             p.tokens_per_s_per_gpu.to_string(),
-            or_nothing(measured.map(|m| m.tokens_per_s / f64::from(s.ranks()))),
+            or_nothing(s.measured_tokens_per_s_per_gpu()),
             p.mfu.to_string(),
             p.peak_gib.to_string(),
             or_nothing(s.measured_peak_gib()),

@@ -74,7 +74,7 @@ fn winner(comparison: &Comparison, measured: bool) -> Option<String> {
         .iter()
         .filter(|s| {
             if measured {
-                s.measured.is_some()
+                s.measured_step_s().is_some()
             } else {
                 s.profiles == comparison.best_prices()
             }
@@ -201,22 +201,32 @@ fn memory_of(subject: &Subject) -> Option<String> {
     ))
 }
 
-/// How far the predictions of the runs were off, and which categories explain it.
+/// How far the predictions of what was measured were off, and which categories of a run explain it.
 fn prediction(comparison: &Comparison) -> Vec<String> {
     let mut findings = Vec::new();
     let mut errors = Vec::new();
-    for (subject, measured) in comparison.runs() {
+    for subject in &comparison.subjects {
         let Some(error) = subject.step_error() else {
             continue;
         };
         errors.push(error.abs());
+        let of = subject.logged.as_ref().map_or(String::new(), |logged| {
+            let plural = if logged.steps == 1 { "" } else { "s" };
+            format!(
+                " (median of {} step{plural}, {})",
+                logged.steps, logged.source
+            )
+        });
+        let predicted = &subject.planned.predicted;
+        let why = subject.measured.as_ref().map_or(String::new(), |measured| {
+            explained(&predicted.time_s, &measured.summary.time_s)
+        });
         findings.push(format!(
-            "The step of {} was predicted at {} and measured at {}: {}{}.",
+            "The step of {} was predicted at {} and measured at {}{of}: {}{why}.",
             subject.name,
-            format::seconds(subject.planned.predicted.step_s),
-            format::seconds(measured.summary.step_s),
+            format::seconds(predicted.step_s),
+            format::seconds(subject.step_s()),
             error_words(error, "too slow", "too fast"),
-            explained(&subject.planned.predicted.time_s, &measured.summary.time_s)
         ));
     }
     if errors.len() > 1 {

@@ -172,11 +172,11 @@ fn tiles(out: &mut String, comparison: &Comparison) {
         return;
     };
     let predicted = &best.planned.predicted;
-    let origin = if best.measured.is_some() {
-        "measured"
-    } else {
-        "predicted"
+    let origin = |is_measured| {
+        if is_measured { "measured" } else { "predicted" }
     };
+    let of_peak = origin(best.measured_peak_gib().is_some());
+    let origin = origin(best.measured_step_s().is_some());
     let mut tiles = vec![
         (
             format::seconds(best.step_s()),
@@ -189,7 +189,7 @@ fn tiles(out: &mut String, comparison: &Comparison) {
         (format::percent(best.mfu()), format!("MFU, {origin}")),
         (
             format::gib(best.measured_peak_gib().unwrap_or(predicted.peak_gib)),
-            format!("peak memory, {origin}"),
+            format!("peak memory, {of_peak}"),
         ),
     ];
     if let Some(error) = best.step_error() {

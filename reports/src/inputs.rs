@@ -1,14 +1,16 @@
 //! [`Input`]: a file or directory that can be compared, read and checked.
 //!
-//! Three kinds: a `plan.json`, what `plan --json` printed, and a run directory. Which one a path is
-//! follows from what is there, never from its name. Reading only; what is made of several inputs is in
-//! [`crate::subject`].
+//! Four kinds: a `plan.json`, what `plan --json` printed, a run directory, and steps that another program ran of the
+//! plan named before them. Which one a path is follows from what is there, never from its name. Reading only; what is
+//! made of several inputs is in [`crate::subject`].
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use moefold_planner::answer::Answer;
 use moefold_planner::plan::Plan;
+use moefold_profiles::directory::{MeasuredSteps, PROFILE_FILE};
+use moefold_profiles::import;
 use moefold_profiles::run::{RunSummary, StepRecord};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -27,12 +29,25 @@ pub(crate) struct Input {
 /// What an input holds.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Content {
-    /// A `plan.json`.
-    Plan(Box<Plan>),
+    /// A `plan.json`, and steps of it that another program ran.
+    Plan(Box<Plan>, Option<Logged>),
     /// What `plan --json` printed.
     Answer(Box<Answer>),
     /// A run directory.
     Run(Box<Run>),
+    /// A log of Megatron-LM, or a profile with steps.
+    Steps(MeasuredSteps),
+}
+
+/// Steps of a plan that another program ran.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Logged {
+    /// The log or the profile.
+    pub(crate) source: String,
+    /// How many steps.
+    pub(crate) steps: usize,
+    /// Their median, seconds.
+    pub(crate) step_s: f64,
 }
 
 /// A run directory.
@@ -63,11 +78,41 @@ impl Input {
     }
 }
 
-/// A directory is a run, or holds a lone `plan.json`.
+/// Inputs in which steps of another program are with the plan that is named right before them.
+pub(crate) fn paired(inputs: Vec<Input>) -> Result<Vec<Input>, ReportError> {
+    let mut paired: Vec<Input> = Vec::new();
+    for input in inputs {
+        let Content::Steps(steps) = input.content else {
+            paired.push(input);
+            continue;
+        };
+        let before = paired.last_mut().map(|before| &mut before.content);
+        let Some(Content::Plan(plan, logged @ None)) = before else {
+            return Err(ReportError::StepsAlone { path: input.path });
+        };
+        let step_s = steps.median_of(plan.request.batch.global_batch);
+        *logged = Some(Logged {
+            source: input.path.display().to_string(),
+            steps: steps.seconds.len(),
+            step_s: step_s.map_err(|what| ReportError::Format {
+                path: input.path,
+                what,
+            })?,
+        });
+    }
+    Ok(paired)
+}
+
+/// A directory is a run, a profile with steps, or holds a lone `plan.json`.
 fn read_directory(path: &Path) -> Result<Content, ReportError> {
     let here = |name: &str| path.join(name);
     let plan_file = here("plan.json");
     if !plan_file.is_file() {
+        if here(PROFILE_FILE).is_file()
+            && let Some(steps) = import::steps(path)?
+        {
+            return Ok(Content::Steps(steps));
+        }
         return Err(ReportError::NotARun {
             path: path.to_owned(),
             missing: "plan.json",
@@ -78,7 +123,7 @@ fn read_directory(path: &Path) -> Result<Content, ReportError> {
         here("summary.json").is_file(),
     );
     if !has_steps && !has_summary {
-        return read_plan(&plan_file).map(|plan| Content::Plan(Box::new(plan)));
+        return read_plan(&plan_file);
     }
     if !has_steps || !has_summary {
         let missing = if has_steps {
@@ -98,7 +143,7 @@ fn read_directory(path: &Path) -> Result<Content, ReportError> {
         BTreeMap::new()
     };
     let run = Run {
-        plan: read_plan(&plan_file)?,
+        plan: Plan::load(&plan_file)?,
         steps: read_steps(&here("steps.jsonl"))?,
         summary: read_summary(&here("summary.json"))?,
         env,
@@ -122,6 +167,11 @@ struct Keys {
 
 fn read_file(path: &Path) -> Result<Content, ReportError> {
     let text = text_of(path)?;
+    if import::is_log(&text)
+        && let Some(steps) = import::steps(path)?
+    {
+        return Ok(Content::Steps(steps));
+    }
     let keys: Keys = parse(path, &text)?;
     match keys {
         Keys { plans: Some(_), .. } => {
@@ -131,15 +181,15 @@ fn read_file(path: &Path) -> Result<Content, ReportError> {
         }
         Keys {
             layout: Some(_), ..
-        } => read_plan(path).map(|plan| Content::Plan(Box::new(plan))),
+        } => read_plan(path),
         Keys { .. } => Err(ReportError::UnknownKind {
             path: path.to_owned(),
         }),
     }
 }
 
-fn read_plan(path: &Path) -> Result<Plan, ReportError> {
-    Ok(Plan::load(path)?)
+fn read_plan(path: &Path) -> Result<Content, ReportError> {
+    Ok(Content::Plan(Box::new(Plan::load(path)?), None))
 }
 
 fn read_summary(path: &Path) -> Result<RunSummary, ReportError> {

@@ -14,7 +14,7 @@ use moefold_profiles::Cluster;
 use moefold_profiles::run::{RunSummary, StepRecord};
 
 use crate::format;
-use crate::inputs::{Content, Input};
+use crate::inputs::{Content, Input, Logged};
 
 /// One layout to be compared.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,6 +31,8 @@ pub(crate) struct Subject {
     pub(crate) setting: Setting,
     /// What it did when it ran.
     pub(crate) measured: Option<Measured>,
+    /// How long its step took where another program ran it.
+    pub(crate) logged: Option<Logged>,
     /// Profiles that its prices came from.
     pub(crate) profiles: Vec<ProfileUsed>,
 }
@@ -151,9 +153,14 @@ impl Subject {
 
     /// Seconds a step: measured where it ran.
     pub(crate) fn step_s(&self) -> f64 {
-        self.measured
-            .as_ref()
-            .map_or(self.planned.predicted.step_s, |m| m.summary.step_s)
+        let predicted = self.planned.predicted.step_s;
+        self.measured_step_s().unwrap_or(predicted)
+    }
+
+    /// Measured seconds a step, whoever ran it.
+    pub(crate) fn measured_step_s(&self) -> Option<f64> {
+        let ran = self.measured.as_ref().map(|m| m.summary.step_s);
+        ran.or(self.logged.as_ref().map(|logged| logged.step_s))
     }
 
     /// Ranks of the job.
@@ -166,8 +173,13 @@ impl Subject {
     pub(crate) fn tokens_per_s_per_gpu(&self) -> f64 {
         match &self.measured {
             Some(measured) => measured.summary.tokens_per_s / f64::from(self.ranks()),
-            None => self.planned.predicted.tokens_per_s_per_gpu,
+            None => tokens_of(&self.planned) / self.step_s(),
         }
+    }
+
+    /// The same, measured alone.
+    pub(crate) fn measured_tokens_per_s_per_gpu(&self) -> Option<f64> {
+        self.measured_step_s().map(|_| self.tokens_per_s_per_gpu())
     }
 
     /// Model FLOP/s over peak: measured where it ran. For one model and batch it goes as the inverse of
@@ -185,8 +197,7 @@ impl Subject {
 
     /// Prediction over measurement of the step, less one: positive when the prediction was too slow.
     pub(crate) fn step_error(&self) -> Option<f64> {
-        let measured = self.measured.as_ref()?.summary.step_s;
-        Some(self.planned.predicted.step_s / measured - 1.0)
+        Some(self.planned.predicted.step_s / self.measured_step_s()? - 1.0)
     }
 }
 
@@ -205,7 +216,7 @@ impl Comparison {
 
     fn add(&mut self, input: Input, name: &str) {
         match input.content {
-            Content::Plan(plan) => {
+            Content::Plan(plan, logged) => {
                 let setting = Setting {
                     model: Some(plan.model),
                     cluster: Some(plan.cluster),
@@ -228,7 +239,10 @@ impl Comparison {
                     self.consider(&candidate, &plan.planned, &plan.profiles);
                 }
                 self.push(name.to_owned(), plan.planned, setting, plan.profiles, None);
+                let pushed = self.subjects.last_mut().expect("it was pushed");
+                pushed.logged = logged;
             }
+            Content::Steps(_) => unreachable!("steps are paired with their plan"),
             Content::Run(run) => {
                 let setting = Setting {
                     model: Some(run.plan.model),
@@ -311,6 +325,7 @@ impl Comparison {
             planned,
             setting,
             measured,
+            logged: None,
             profiles,
         });
     }
@@ -333,16 +348,16 @@ impl Comparison {
         let mut kept: Vec<Subject> = Vec::new();
         for subject in std::mem::take(&mut self.subjects) {
             match kept.iter_mut().find(|other| same(other, &subject)) {
-                Some(other) if other.measured.is_none() => {
-                    if subject.measured.is_some() {
+                Some(other) if other.measured_step_s().is_none() => {
+                    if subject.measured_step_s().is_some() {
                         *other = subject;
                     }
                 }
-                Some(_) if subject.measured.is_none() => {}
+                Some(_) if subject.measured_step_s().is_none() => {}
                 _ => kept.push(subject),
             }
         }
-        kept.sort_by_key(|subject| subject.measured.is_none());
+        kept.sort_by_key(|subject| subject.measured_step_s().is_none());
         self.subjects = kept;
     }
 
@@ -472,12 +487,18 @@ impl Comparison {
             .filter_map(|s| s.measured.as_ref().map(|m| (s, m)))
     }
 
+    /// Whether the step of any was measured.
+    pub(crate) fn any_step_measured(&self) -> bool {
+        let mut steps = self.subjects.iter().map(Subject::measured_step_s);
+        steps.any(|step| step.is_some())
+    }
+
     /// Indices of the subjects from fastest to slowest, by tokens a second on each GPU. Measured and
-    /// predicted speeds are not mixed: with a run among them, only runs are ranked.
+    /// predicted speeds are not mixed: with a measured one among them, only those are ranked.
     pub(crate) fn ranking(&self) -> Vec<usize> {
-        let any_run = self.runs().next().is_some();
+        let any = self.any_step_measured();
         let mut order: Vec<usize> = (0..self.subjects.len())
-            .filter(|&i| !any_run || self.subjects[i].measured.is_some())
+            .filter(|&i| !any || self.subjects[i].measured_step_s().is_some())
             .collect();
         order.sort_by(|&a, &b| {
             let speed = |i: usize| self.subjects[i].tokens_per_s_per_gpu();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow};
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::profile::rehearsal::Course;
+use moefold_executor::record::{recorded_share, recording_costs};
 use moefold_planner::choice::{Dispatcher, StackName};
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::model::{Model, presets as models};
@@ -40,6 +41,8 @@ const REST: &str = "cp=1,pp=1,vpp=1,etp=1";
 const COUNTS: f64 = 0.05;
 /// Steps that differ by less have no order.
 const APART: f64 = 0.10;
+/// Cores that other programs may keep busy beside a trial whose times say something.
+const QUIET: f64 = 0.1;
 
 /// A layout, planned, measured, trained and planned again.
 #[derive(Debug, Clone, Serialize)]
@@ -53,6 +56,9 @@ struct Trial {
     /// and with the run of the other layout of as many ranks.
     unmeasured_step_s: f64,
     profile_step_s: f64,
+    /// Four of five steps are expected between these, with the machine's profile.
+    profile_step_s_low: Option<f64>,
+    profile_step_s_high: Option<f64>,
     own_run_step_s: f64,
     other_run_step_s: Option<f64>,
     /// By category, in training and as predicted with the profile.
@@ -61,20 +67,50 @@ struct Trial {
     /// Peak memory of the fullest rank: measured, and as predicted with the run's routing.
     measured_gib: f64,
     routed_gib: f64,
+    /// Cores that other programs kept busy while it trained, where the system says.
+    others_busy: Option<f64>,
+    /// See [`recording_costs`].
+    #[serde(skip)]
+    recording: Vec<f64>,
 }
 
-/// How many of some predictions were as near as they should be.
+/// How many of some predictions were as near as they should be, and whether those are enough.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Bar {
     name: &'static str,
     held: usize,
     of: usize,
+    met: bool,
+}
+
+/// In how many repetitions a layout's step was within 10 percent with a profile, and whether in four of five.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Near {
+    layout: String,
+    ranks: u32,
+    held: usize,
+    of: usize,
+    met: bool,
+}
+
+/// What recorded steps took more than those around them.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Recording {
+    /// Recorded steps that were compared.
+    steps: usize,
+    /// What they took more, on average, and its standard error.
+    of_step: f64,
+    error: f64,
+    /// What that is of a run.
+    of_run: f64,
 }
 
 /// What `--json` prints.
 #[derive(Serialize)]
 struct HereJson {
     bars: Vec<Bar>,
+    layouts: Vec<Near>,
+    recording: Option<Recording>,
     trials: Vec<Trial>,
 }
 
@@ -97,8 +133,11 @@ pub(super) fn run(args: &ValidateArgs, output: Output) -> Result<(), Failure> {
         .context("a temporary folder cannot be made")
         .map_err(Failure::Runtime)?;
     let trials = Bench::new(args, folder.path(), output)?.trials()?;
+    let layouts = layouts(&trials);
     let answer = HereJson {
-        bars: bars(&trials),
+        bars: bars(&trials, &layouts),
+        layouts,
+        recording: recording(&trials, args.steps),
         trials,
     };
     output.answer(&answer, || summary(&answer))
@@ -198,6 +237,7 @@ impl<'a> Bench<'a> {
         let routing = Routing::read(&run.display().to_string()).map_err(Failure::runtime)?;
         let routed = self.plan(number, &[], Some(routing))?;
 
+        let steps: Vec<f64> = trained.steps.iter().map(|step| step.step_s).collect();
         let peaks = summary.peak_by_rank.iter().map(|peak| peak.bytes.total().0);
         Ok(Trial {
             repetition,
@@ -206,12 +246,16 @@ impl<'a> Bench<'a> {
             measured_step_s: summary.step_s,
             unmeasured_step_s: unmeasured.planned.predicted.step_s,
             profile_step_s: profiled.planned.predicted.step_s,
+            profile_step_s_low: profiled.planned.predicted.step_s_low,
+            profile_step_s_high: profiled.planned.predicted.step_s_high,
             own_run_step_s: own.planned.predicted.step_s,
             other_run_step_s: None,
             measured_time_s: summary.time_s,
             profile_time_s: profiled.planned.predicted.time_s,
             measured_gib: peaks.max().unwrap_or(0) as f64 / GIB as f64,
             routed_gib: routed.planned.predicted.peak_gib,
+            others_busy: summary.host.and_then(|host| host.others_busy),
+            recording: recording_costs(&steps, &options.traced_steps),
         })
     }
 }
@@ -220,6 +264,17 @@ impl Trial {
     /// Predicted over measured less one.
     fn error(&self, predicted_s: f64) -> f64 {
         predicted_s / self.measured_step_s - 1.0
+    }
+
+    /// Whether the measured step was in the interval of the prediction with the profile, where it has one.
+    fn is_inside(&self) -> Option<bool> {
+        let within = self.profile_step_s_low?..=self.profile_step_s_high?;
+        Some(within.contains(&self.measured_step_s))
+    }
+
+    /// Whether other programs kept the machine busy.
+    fn is_disturbed(&self) -> bool {
+        self.others_busy.is_some_and(|others| others > QUIET)
     }
 
     /// The errors of the categories that count, with the profile.
@@ -233,20 +288,62 @@ impl Trial {
     }
 }
 
+/// Each layout over its repetitions.
+fn layouts(trials: &[Trial]) -> Vec<Near> {
+    let mut layouts: Vec<Near> = Vec::new();
+    for trial in trials {
+        let is_same = |near: &Near| (&near.layout, near.ranks) == (&trial.layout, trial.ranks);
+        let at = layouts.iter().position(is_same).unwrap_or_else(|| {
+            layouts.push(Near {
+                layout: trial.layout.clone(),
+                ranks: trial.ranks,
+                held: 0,
+                of: 0,
+                met: false,
+            });
+            layouts.len() - 1
+        });
+        let near = &mut layouts[at];
+        near.held += usize::from(trial.error(trial.profile_step_s).abs() <= 0.10);
+        near.of += 1;
+        near.met = 5 * near.held >= 4 * near.of;
+    }
+    layouts
+}
+
+/// Over all trials, of runs of so many steps; nothing where too few steps can be compared.
+fn recording(trials: &[Trial], steps: u32) -> Option<Recording> {
+    let costs: Vec<f64> = trials.iter().flat_map(|t| t.recording.clone()).collect();
+    let count = costs.len() as f64;
+    if count < 2.0 {
+        return None;
+    }
+    let mean = costs.iter().sum::<f64>() / count;
+    let squares: f64 = costs.iter().map(|cost| (cost - mean).powi(2)).sum();
+    Some(Recording {
+        steps: costs.len(),
+        of_step: mean.exp_m1(),
+        error: (squares / (count - 1.0) / count).sqrt(),
+        of_run: recorded_share(steps.into()) * mean.exp_m1(),
+    })
+}
+
 /// What the predictions are held to.
-fn bars(trials: &[Trial]) -> Vec<Bar> {
+fn bars(trials: &[Trial], layouts: &[Near]) -> Vec<Bar> {
     let mut bars = Vec::new();
-    let mut bar = |name, held: Vec<bool>| {
+    let mut bar = |name, each: Vec<bool>| {
+        let held = each.iter().filter(|held| **held).count();
         bars.push(Bar {
             name,
-            held: held.iter().filter(|held| **held).count(),
-            of: held.len(),
+            held,
+            of: each.len(),
+            met: held == each.len(),
         });
     };
     let of_each = |near: &dyn Fn(&Trial) -> Option<bool>| trials.iter().filter_map(near).collect();
     bar(
-        "with a profile within 10%",
-        of_each(&|t| Some(t.error(t.profile_step_s).abs() <= 0.10)),
+        "layouts with a profile within 10%, 4 of 5 times",
+        layouts.iter().map(|near| near.met).collect(),
     );
     bar(
         "with a profile no worse by 5 points",
@@ -292,19 +389,22 @@ fn orders(trials: &[Trial]) -> Vec<bool> {
     held
 }
 
-fn summary(answer: &HereJson) -> String {
+/// Trials, and how to read them.
+fn trials_text(trials: &[Trial]) -> String {
     let mut table = Table::new([
         "layout",
         ">ranks",
         ">measured",
         ">unmeasured",
         ">profile",
+        "80%",
         ">own run",
         ">another's",
         "category furthest off",
         ">peak",
+        ">others",
     ]);
-    for trial in &answer.trials {
+    for trial in trials {
         let error = |predicted_s: f64| format::signed_percent(trial.error(predicted_s));
         let by_size = |a: &(Category, f64), b: &(Category, f64)| a.1.abs().total_cmp(&b.1.abs());
         let furthest = trial.categories().max_by(by_size);
@@ -314,29 +414,88 @@ fn summary(answer: &HereJson) -> String {
             format::seconds(trial.measured_step_s),
             error(trial.unmeasured_step_s),
             error(trial.profile_step_s),
+            match trial.is_inside() {
+                Some(true) => "inside".to_owned(),
+                Some(false) => "outside".to_owned(),
+                None => super::dash(),
+            },
             error(trial.own_run_step_s),
             trial.other_run_step_s.map_or_else(super::dash, error),
             furthest.map_or_else(super::dash, |(category, error)| {
                 format!("{} {}", category.name(), format::signed_percent(error))
             }),
             format::signed_percent(trial.routed_gib / trial.measured_gib - 1.0),
+            match trial.others_busy {
+                Some(others) => format!(
+                    "{others:.2}{}",
+                    if trial.is_disturbed() { "!" } else { " " }
+                ),
+                None => super::dash(),
+            },
         ]);
     }
-    let mut held = Table::new(["", ">held", ">of"]);
-    for bar in &answer.bars {
+    let disturbed = trials.iter().filter(|trial| trial.is_disturbed()).count();
+    format!(
+        "{}\nPredicted over measured, less one. Profile: of this machine; 80%: whether the step was in its interval. Own run, \
+         another's: what training measured as profile, of this layout and of the other one of as many ranks. Peak: with \
+         the run's routing. Others: cores that other programs kept busy; {disturbed} of {} trials had more than {QUIET} (!), \
+         and their times say little. Categories count from {:.0}% of a step on, with the profile; pairs where steps are \
+         more than {:.0}% apart.\n",
+        table.text(),
+        trials.len(),
+        100.0 * COUNTS,
+        100.0 * APART,
+    )
+}
+
+fn summary(answer: &HereJson) -> String {
+    let word = |met| if met { "held" } else { "not held" };
+    let mut near = Table::new(["layout", ">ranks", ">within 10%", ">of", ""]);
+    for layout in &answer.layouts {
+        near.row([
+            layout.layout.clone(),
+            layout.ranks.to_string(),
+            layout.held.to_string(),
+            layout.of.to_string(),
+            word(layout.met).to_owned(),
+        ]);
+    }
+    let judged: Vec<&Bar> = answer.bars.iter().filter(|bar| bar.of > 0).collect();
+    let mut held = Table::new(["", ">near", ">of", ""]);
+    for bar in &judged {
         held.row([
             bar.name.to_owned(),
             bar.held.to_string(),
             bar.of.to_string(),
+            word(bar.met).to_owned(),
         ]);
     }
+    let recording = answer.recording.as_ref().map_or(String::new(), |recording| {
+        format!(
+            "\nA recorded step takes {} more than those around it, give or take {} (one standard error, {} of them), which is \
+             {} of a run.\n",
+            format::signed_percent(recording.of_step),
+            format::percent(recording.error),
+            recording.steps,
+            format::signed_percent(recording.of_run),
+        )
+    });
+    let missed = judged.iter().filter(|bar| !bar.met);
+    let missed: Vec<&str> = missed.map(|bar| bar.name).collect();
+    let last = if missed.is_empty() {
+        format!("All {} bars held.", judged.len())
+    } else {
+        let held = judged.len() - missed.len();
+        format!(
+            "{held} of {} bars held; not: {}.",
+            judged.len(),
+            missed.join("; ")
+        )
+    };
     format!(
-        "{}\nPredicted over measured, less one. Profile: of this machine. Own run, another's: what training measured as \
-         profile, of this layout and of the other one of as many ranks. Peak: with the run's routing. Categories count \
-         from {:.0}% of a step on, with the profile; pairs where steps are more than {:.0}% apart.\n\n{}",
-        table.text(),
-        100.0 * COUNTS,
-        100.0 * APART,
+        "{}\n{}\n{}{recording}\n{last}\n",
+        trials_text(&answer.trials),
+        near.text(),
         held.text()
     )
 }
@@ -359,17 +518,86 @@ mod tests {
             measured_step_s: measured,
             unmeasured_step_s: measured,
             profile_step_s: measured,
+            profile_step_s_low: None,
+            profile_step_s_high: None,
             own_run_step_s: measured,
             other_run_step_s: None,
             measured_time_s: time_s.clone(),
             profile_time_s: time_s,
             measured_gib: 1.0,
             routed_gib: 1.0,
+            others_busy: None,
+            recording: Vec::new(),
         }
     }
 
     fn held(trials: &[Trial]) -> Vec<[usize; 2]> {
-        bars(trials).iter().map(|bar| [bar.held, bar.of]).collect()
+        let bars = bars(trials, &layouts(trials));
+        assert!(bars.iter().all(|bar| bar.met == (bar.held == bar.of)));
+        bars.iter().map(|bar| [bar.held, bar.of]).collect()
+    }
+
+    /// Of five repetitions one layout is near in four, the other in three.
+    #[test]
+    fn golden_a_layout_is_judged_over_its_repetitions() {
+        let mut trials = Vec::new();
+        for repetition in 0..5 {
+            for (ranks, misses) in [(1, 1), (2, 2)] {
+                let mut trial = trial(repetition, 1.0);
+                trial.ranks = ranks;
+                trial.profile_step_s = if repetition < misses { 1.2 } else { 1.0 };
+                trials.push(trial);
+            }
+        }
+        let layouts = layouts(&trials);
+        let found: Vec<_> = layouts
+            .iter()
+            .map(|l| (l.ranks, l.held, l.of, l.met))
+            .collect();
+        assert_eq!(found, [(1, 4, 5, true), (2, 3, 5, false)]);
+        let bars = bars(&trials, &layouts);
+        assert_eq!((bars[0].held, bars[0].of, bars[0].met), (1, 2, false));
+        trials[0].others_busy = Some(0.5);
+        let answer = HereJson {
+            bars,
+            layouts,
+            recording: None,
+            trials,
+        };
+        let text = summary(&answer);
+        let last = text.lines().last().expect("a line");
+        assert!(
+            last.contains("bars held; not: layouts with a profile"),
+            "{last}"
+        );
+        assert!(
+            text.contains("0.50!") && text.contains("1 of 10 trials"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn golden_a_step_is_inside_its_interval_or_not() {
+        let mut trial = trial(0, 1.0);
+        assert_eq!(trial.is_inside(), None);
+        (trial.profile_step_s_low, trial.profile_step_s_high) = (Some(0.9), Some(1.0));
+        assert_eq!(trial.is_inside(), Some(true));
+        trial.measured_step_s = 1.01;
+        assert_eq!(trial.is_inside(), Some(false));
+    }
+
+    /// Of four steps that took 0, 2, 2 and 4 percent more; half of a short run is recorded.
+    #[test]
+    fn golden_what_recording_costs_has_an_error() {
+        let mut trials = [trial(0, 1.0), trial(1, 1.0)];
+        assert_eq!(recording(&trials, 40), None);
+        trials[0].recording = vec![0.0, 0.02];
+        trials[1].recording = vec![0.02, 0.04];
+        let found = recording(&trials, 40).expect("there are four");
+        assert_eq!(found.steps, 4);
+        assert!((found.of_step - 0.02_f64.exp_m1()).abs() < 1e-12);
+        assert!((found.of_run - 0.5 * found.of_step).abs() < 1e-12);
+        assert!((found.error - (8e-4_f64 / 3.0 / 4.0).sqrt()).abs() < 1e-12);
     }
 
     #[test]

@@ -44,4 +44,13 @@ mod tests {
         assert_eq!(cache_size("2M"), None);
         assert!(Evict::new().words.len() * 8 >= 1 << 10);
     }
+
+    #[test]
+    fn all_of_it_is_read_and_written_each_time() {
+        let mut evict = Evict::new();
+        for times in 2..4 {
+            evict.run();
+            assert!(evict.words.iter().all(|word| *word == times));
+        }
+    }
 }

@@ -78,6 +78,16 @@ fn every_runnable_key_gets_samples_and_the_others_a_reason() {
     assert_eq!(Profile::load(folder.path()).expect("loads"), profile);
 }
 
+/// What an op ran on is in a cache: so before it runs again, each time, it is put out.
+#[test]
+fn every_cold_run_begins_with_operands_put_out() {
+    let clock = Clock::new(Instant::now(), 1.0);
+    let done = std::cell::RefCell::new(Vec::new());
+    let push = |what| done.borrow_mut().push(what);
+    cold_ns(&clock, &mut || push("evict"), &mut || push("run"));
+    assert_eq!(done.into_inner(), ["evict", "run"].repeat(RUNS as usize));
+}
+
 #[test]
 fn the_default_sweep_is_all_runnable() {
     let device = Device::cpu(1);

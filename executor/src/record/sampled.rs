@@ -1,13 +1,15 @@
 //! [`Sampler`]: of which steps of a run it is kept how long every key took.
 
+use std::ops::Range;
+
 use moefold_profiles::Category;
 use moefold_profiles::directory::Key;
 use serde::{Deserialize, Serialize};
 
 use super::span::{Detail, KeyTime, StepTime};
 
-/// Steps at the begin of a run that are all recorded.
-const FIRST: u64 = 32;
+/// Of so many steps at the begin of a run every second is recorded: between two there is one to compare them with.
+const FIRST: u64 = 64;
 /// Of the steps after them, one of so many is: what recording costs is spread over as many.
 const STRIDE: u64 = 8;
 /// Steps whose keys are kept at most.
@@ -48,7 +50,7 @@ impl Sampler {
     /// What to record of a step, of which a trace wants every span if it is `traced`.
     pub fn detail(&self, step: u64, traced: bool) -> Detail {
         let at = step.saturating_sub(self.first);
-        match (traced, at < FIRST || at.is_multiple_of(STRIDE)) {
+        match (traced, is_recorded(at)) {
             (true, _) => Detail::Spans,
             (false, true) => Detail::Sums,
             (false, false) => Detail::Whole,
@@ -90,6 +92,31 @@ impl Sampler {
     }
 }
 
+/// Whether more is told of a step than how long it took, by its number in the run.
+fn is_recorded(at: u64) -> bool {
+    at.is_multiple_of(if at < FIRST { 2 } else { STRIDE })
+}
+
+/// The share of the steps of a run that is recorded.
+pub fn recorded_share(steps: u64) -> f64 {
+    (0..steps).filter(|&at| is_recorded(at)).count() as f64 / steps.max(1) as f64
+}
+
+/// What recording costs a step: of the recorded steps of a run that begins with step 0, the logarithm of how long each
+/// took over the geometric mean of the steps before and after it, which are not recorded. Were it free, both would be as likely
+/// to be the longer, whatever else holds steps up. The first steps, which warm up, and steps about traced ones are left out.
+pub fn recording_costs(step_s: &[f64], traced: &Range<u64>) -> Vec<f64> {
+    const WARMUP: usize = 3;
+    let plain = |at: usize| !is_recorded(at as u64) && !traced.contains(&(at as u64));
+    let cost = |(before, around): (usize, &[f64])| {
+        let at = before + 1;
+        let is_told = is_recorded(at as u64) && !traced.contains(&(at as u64));
+        let counts = before >= WARMUP && is_told && plain(before) && plain(at + 1);
+        counts.then(|| around[1].ln() - (around[0].ln() + around[2].ln()) / 2.0)
+    };
+    step_s.windows(3).enumerate().filter_map(cost).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use moefold_profiles::host::HostCost;
@@ -110,8 +137,11 @@ mod tests {
                 sampler.take(step, &mut time);
                 assert!(time.keys.is_empty());
             }
-            let recorded = steps.min(FIRST) + steps.saturating_sub(FIRST).div_ceil(STRIDE);
+            let later = steps.saturating_sub(FIRST).div_ceil(STRIDE);
+            let recorded = steps.min(FIRST).div_ceil(2) + later;
             assert_eq!(sampler.recorded, recorded);
+            let share = recorded as f64 / steps as f64;
+            assert!((recorded_share(steps) - share).abs() < 1e-12);
             let kept: Vec<u64> = sampler.into_steps().iter().map(|s| s.step).collect();
             assert!(kept.len() <= KEPT && kept.len() as u64 >= recorded.min(KEPT as u64 / 2));
             assert!(kept.windows(2).all(|pair| pair[0] < pair[1]));
@@ -119,5 +149,25 @@ mod tests {
             let last = 6 + steps;
             assert!(last - kept[kept.len() - 1] <= (last / KEPT as u64 + 1) * 2 * STRIDE);
         }
+    }
+
+    /// Steps grow by a percent each, and recorded ones take a tenth more.
+    #[test]
+    fn golden_a_recorded_step_is_compared_with_those_around_it() {
+        let step_s = |at: u64| {
+            let factor = if is_recorded(at) { 1.1 } else { 1.0 };
+            factor * 1.01_f64.powi(at as i32)
+        };
+        let steps: Vec<f64> = (0..90).map(step_s).collect();
+        let costs = |traced| recording_costs(&steps, &traced);
+        let all = costs(0..0);
+        // Of 4 to 62 every second, then 64, 72, 80 and 88.
+        assert_eq!(all.len(), 30 + 4);
+        assert!(
+            all.iter().all(|cost| (cost - 1.1_f64.ln()).abs() < 1e-9),
+            "{all:?}"
+        );
+        // 44 and 46 have a traced neighbour, 45 or 46 itself.
+        assert_eq!(costs(45..47).len(), all.len() - 2);
     }
 }

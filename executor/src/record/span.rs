@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// A span that has begun.
 #[derive(Debug)]
 pub(super) enum Open {
-    /// By the host's clock and the own one, with what was nested before it.
+    /// By the host's clock, of spans that are kept, and the own one, with what was nested before it.
     Host {
         start_ns: u64,
         own_ns: u64,

@@ -159,6 +159,44 @@ fn what_is_waited_without_a_key_belongs_to_the_next_collective() {
     assert_eq!(step.time.get(Category::Waiting), Seconds(1.5e-3));
 }
 
+/// Ranks meet over the sums of a step last, which no key tells of, and no collective comes after.
+#[test]
+fn what_is_waited_at_the_end_belongs_to_the_last_collective() {
+    let recorder = Recorder::new(0, time::Instant::now());
+    recorder.begin_step(0, Detail::Sums);
+    recorder.communication(Category::EpComm, "all_to_all", || (nap(), awaited(500_000)));
+    recorder.span(Category::Optimizer, "adamw", nap);
+    recorder.communication(Category::DpComm, "all_reduce", || {
+        let mut noted = Noted::default();
+        noted.waited_ns = 1_000_000;
+        (nap(), noted)
+    });
+    let step = recorder.end_step();
+    let mut keys = step.keys.values();
+    let [[waited, apart]] = keys.next().map_or(&[][..], |time| &time.waits)[..] else {
+        panic!("one meeting, found {step:?}");
+    };
+    assert_eq!(keys.next(), None);
+    let waiting = step.time.get(Category::Waiting).0;
+    assert!((waited - waiting).abs() < 1e-9, "{step:?}");
+    // All but what it waited: three naps, less a part of two.
+    assert!(
+        apart >= 4.5e-3 - 1e-9 && apart <= step.step.0 - waited + 1e-9,
+        "{step:?}"
+    );
+    // The next step begins with nothing.
+    recorder.begin_step(1, Detail::Sums);
+    recorder.communication(Category::EpComm, "all_to_all", || (nap(), awaited(500_000)));
+    let waits: Vec<f64> = (recorder.end_step().keys.values())
+        .flat_map(|time| &time.waits)
+        .map(|wait| wait[0])
+        .collect();
+    assert!(
+        matches!(waits[..], [waited] if (waited - 5e-4).abs() < 1e-9),
+        "{waits:?}"
+    );
+}
+
 #[test]
 fn of_too_few_cores_a_rank_has_what_its_thread_ran() {
     let recorder = Recorder::new(0, time::Instant::now()).stretched(2.0);
