@@ -65,6 +65,7 @@ use crate::stack::Stack;
 pub use again::{ENDLESS_GIB, again};
 pub use asked::Asked;
 pub use longest::{Lengths, longest};
+pub use unsearched::unsearched;
 
 use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
@@ -129,7 +130,6 @@ pub fn plan_briefly(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
         None => offload::best(asked.model, options, &under),
     }?;
     search.told_apart = predict::told_apart(options.stack, asked.costs, &priced);
-    search.not_searched = unsearched::unsearched(asked);
     let objective = options.objective;
     let alternatives = priced[1..]
         .iter()
@@ -225,7 +225,7 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
     let capacity = questions[0].capacity();
     let mut search = SearchRecord {
         told_apart: None,
-        not_searched: BTreeMap::new(),
+        not_searched: Vec::new(),
         memory_limit_gib: (capacity < cluster.gpu.memory()).then(|| capacity.gib()),
         space: total,
         pruned: total - refused.values().sum::<u64>() - tally.priced - unseen.unwrap_or(0),

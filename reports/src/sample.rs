@@ -187,7 +187,7 @@ pub(crate) fn answer(count: usize) -> Answer {
             unseen: None,
             told_apart: Some(0.06),
             memory_limit_gib: None,
-            not_searched: BTreeMap::new(),
+            not_searched: Vec::new(),
             space: 18_432,
             refused: [
                 ("memory", 9_120),
