@@ -99,6 +99,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
             memory_gib_by_pp_rank: (0..layout.pp)
                 .map(|rank| peak_gib - 1.7 * f64::from(rank))
                 .collect(),
+            memory_classes_gib_by_pp_rank: Vec::new(),
             time_s,
             busy_s: BTreeMap::new(),
             calls: BTreeMap::new(),
