@@ -311,6 +311,10 @@ pub struct SearchRecord {
     /// What is tried only where it is named and was not, the fastest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_searched: Vec<Untried>,
+    /// Where what leaves for the host was open, what left together: every union of these that is legal was tried, and no
+    /// other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offloaded_together: Vec<Offload>,
     /// Layouts that were priced and fit, in no particular order, for the picture of the trade-off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feasible: Vec<Candidate>,

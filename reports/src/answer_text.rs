@@ -626,6 +626,13 @@ fn search(answer: &Answer) -> String {
             ),
         );
     }
+    if !search.offloaded_together.is_empty() {
+        let each = search.offloaded_together.iter().map(ToString::to_string);
+        let each = each.collect::<Vec<_>>().join(", ");
+        let told =
+            format!("--offload auto tried all unions of {each} that are legal, and no other set.");
+        line(&mut out, &told);
+    }
     if let Some(untried) = untried(answer) {
         line(&mut out, &untried);
     }

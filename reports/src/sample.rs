@@ -189,6 +189,7 @@ pub(crate) fn answer(count: usize) -> Answer {
             told_apart: Some(0.06),
             memory_limit_gib: None,
             not_searched: Vec::new(),
+            offloaded_together: Vec::new(),
             space: 18_432,
             refused: [
                 ("memory", 9_120),
