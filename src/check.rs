@@ -13,6 +13,7 @@ use moefold_planner::settings::{
     self, Change, Job, Problem, Reading, Setting, Settings, Target, Value, Version, Written,
 };
 use moefold_profiles::{Cluster, TensorClass};
+use moefold_reports::tables::Table;
 use serde::Serialize;
 
 use crate::cli::CheckArgs;
@@ -477,15 +478,16 @@ fn memory(plan: &PlannedLayout, fits: bool, capacity_gib: f64, out: &mut String)
         "{verdict}: {:.1} of {capacity_gib:.1} GiB on the fullest rank.",
         predicted.peak_gib
     );
-    let classes = TensorClass::ALL
-        .into_iter()
-        .map(|class| format!("{} {:.1}", class.name(), predicted.memory_gib[class]));
-    let _ = writeln!(out, "  {}", classes.collect::<Vec<_>>().join(", "));
-    let ranks = &predicted.memory_gib_by_pp_rank;
-    if ranks.len() > 1 {
-        let ranks: Vec<String> = ranks.iter().map(|gib| format!("{gib:.1}")).collect();
-        let _ = writeln!(out, "  by pipeline rank: {}", ranks.join(" "));
+    let classes = TensorClass::ALL.map(|class| format!(">{}", class.name()));
+    let (first, last) = ([">pipeline rank".to_owned()], [">all (GiB)".to_owned()]);
+    let mut table = Table::new(first.into_iter().chain(classes).chain(last));
+    let ranks = &predicted.memory_classes_gib_by_pp_rank;
+    for (rank, parts) in ranks.iter().enumerate() {
+        let gib = parts.iter().map(|(_, gib)| *gib).chain([parts.total()]);
+        let gib = gib.map(|gib| format!("{gib:.1}"));
+        table.row([rank.to_string()].into_iter().chain(gib));
     }
+    out.push_str(&table.text());
 }
 
 fn changes(checked: &Checked<'_>, out: &mut String) {

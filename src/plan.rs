@@ -98,6 +98,9 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
         found.answer.experts =
             Some(question.place(&options, &found, copies, &|| watcher.is_stopped())?);
     }
+    let first = found.answer.plans[0].layout;
+    found.answer.search.not_searched =
+        question.asking(&options, |asked| search::unsearched(asked, &first));
     watcher.done();
     if let Some(path) = &args.out {
         found.best().save(path).map_err(Failure::runtime)?;

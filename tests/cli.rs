@@ -436,6 +436,71 @@ fn law_plan_is_deterministic_and_its_parts_sum_up() {
     }
 }
 
+/// What is not searched has the figures of a search with its flag and the degrees of the first plan.
+#[test]
+fn differential_what_is_not_searched_is_priced_as_by_itself() {
+    const DEEPSEEK: &str = "plan --model deepseek-v2-lite --cluster dgx-h100 --gpus 32 --seq-len 4096 --global-batch 256 \
+                            --precision fp8 --memory-headroom 64.8 --recompute none --json";
+    let words: Vec<&str> = DEEPSEEK.split_whitespace().collect();
+    let found = answer(&[&words[..], &["--layout", "pp=4,tp=2,vpp=7,mbs=2"]].concat());
+    let first = &found["plans"][0]["layout"];
+    let pinned = ["tp", "cp", "pp", "vpp", "ep", "etp", "mbs"].map(|d| format!("{d}={}", first[d]));
+    let pinned = pinned.join(",");
+    let listed = found["search"]["not_searched"].as_array();
+    let listed = listed.expect("some").iter();
+    let (mut fit, mut short, mut illegal) = (Vec::new(), Vec::new(), Vec::new());
+    let mut before = 0.0;
+    for one in listed {
+        let (option, value) = (one["option"].as_str(), one["value"].as_str());
+        let (option, value) = option.zip(value).expect("words");
+        let flag = format!("--{}", option.replace('_', "-"));
+        let named = [&words[..], &["--layout", &pinned, &flag, value]].concat();
+        let (code, own, errors) = run(&mut program(&named));
+        let which = match one["fits"].as_bool() {
+            Some(true) => {
+                assert_eq!(code, 0, "{flag} {value}: {errors}");
+                let own = &json::document(&own)["plans"][0]["predicted"];
+                for key in ["step_s", "peak_gib"] {
+                    assert_eq!(one[key], own[key], "{flag} {value}");
+                }
+                let step_s = one["step_s"].as_f64().expect("a number");
+                assert!(before <= step_s, "{flag} {value}");
+                before = step_s;
+                &mut fit
+            }
+            Some(false) => {
+                assert_eq!(code, 3, "{flag} {value}: {errors}");
+                let own = &json::document(&own)["savers"][0];
+                assert_eq!(
+                    (&own["change"], &one["peak_gib"]),
+                    (&"none".into(), &own["peak_gib"])
+                );
+                assert!(one["step_s"].is_null(), "{flag} {value}");
+                &mut short
+            }
+            None => {
+                assert_eq!(code, 2, "{flag} {value}: {errors}");
+                assert!(one["step_s"].is_null() && one["peak_gib"].is_null());
+                &mut illegal
+            }
+        };
+        which.push(format!("{option} {value}"));
+    }
+    for word in [
+        "masters remainder",
+        "primary_weights fp8",
+        "optimizer_offload_fraction 1",
+        ",tp",
+        ",shared-expert",
+    ] {
+        assert!(fit.iter().any(|one| one.ends_with(word)), "{word}: {fit:?}");
+    }
+    assert!(
+        !short.is_empty() && !illegal.is_empty(),
+        "{fit:?} {short:?} {illegal:?}"
+    );
+}
+
 #[test]
 fn graphs_are_searched_where_that_is_asked_for() {
     let layout = "tp=2,cp=1,pp=8,vpp=7,ep=8,etp=1,mbs=1";

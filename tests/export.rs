@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 
 use common::outcome::run;
 use common::program::program;
+use moefold_profiles::TensorClass;
 
 /// Plans into a folder.
 fn plan(folder: &Path, arguments: &str) {
@@ -112,6 +113,23 @@ fn what_is_exported_is_checked_as_it_was_planned_and_what_beats_it_can_be_put_in
     let (better, read) = (json(folder, "better.json"), json(folder, "faster.json"));
     assert_eq!(better["layout"], read["layout"]);
     assert_eq!(better["predicted"]["step_s"], read["predicted"]["step_s"]);
+
+    // Every pipeline rank has its memory by class; that of the fullest is the plan's.
+    let predicted = &json(folder, "now.json")["predicted"];
+    let ranks = predicted["memory_classes_gib_by_pp_rank"].as_array();
+    let ranks = ranks.expect("a list");
+    assert!(ranks.len() > 1);
+    assert!(ranks.contains(&predicted["memory_gib"]), "{predicted}");
+    for (rank, classes) in ranks.iter().enumerate() {
+        let gib = TensorClass::ALL.map(|class| classes[class.name()].as_f64().expect("a number"));
+        let all = predicted["memory_gib_by_pp_rank"][rank].as_f64();
+        let all = all.expect("a number");
+        assert!((gib.iter().sum::<f64>() - all).abs() < 1e-9 * all);
+        let row = gib.iter().chain([&all]).map(|gib| format!("{gib:.1}"));
+        let row: Vec<String> = [rank.to_string()].into_iter().chain(row).collect();
+        let is_row = |line: &str| line.split_whitespace().eq(row.iter().map(String::as_str));
+        assert!(said.lines().any(is_row), "{row:?}: {said}");
+    }
 
     let script = fs::read_to_string(folder.join("now.sh")).expect("reads");
     let edited = |from: &str, to: &str| {

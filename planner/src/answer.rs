@@ -222,9 +222,13 @@ impl Answer {
         });
         let lengths = self.lengths.iter();
         let lengths = lengths.map(|own| vec![("step_s", own.step_s), ("peak_gib", own.peak_gib)]);
+        let untried = self.search.not_searched.iter();
+        let untried = untried.map(|own| vec![("step_s", own.step_s), ("peak_gib", own.peak_gib)]);
         let sizes = sizes.enumerate().map(|each| ("sizes", each));
         let lengths = lengths.enumerate().map(|each| ("lengths", each));
-        for (list, (index, numbers)) in sizes.chain(lengths) {
+        let untried = untried.enumerate();
+        let untried = untried.map(|each| ("search.not_searched", each));
+        for (list, (index, numbers)) in sizes.chain(lengths).chain(untried) {
             let prefix = &format!("{list}[{index}].");
             let place = Place { path, prefix };
             for (key, found) in numbers {
@@ -304,9 +308,13 @@ pub struct SearchRecord {
     /// What a plan was allowed to fill of each device's memory, GiB; absent where that is all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit_gib: Option<f64>,
-    /// What is tried only where it is named and was not: by option, what to name.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub not_searched: BTreeMap<String, String>,
+    /// What is tried only where it is named and was not, the fastest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_searched: Vec<Untried>,
+    /// Where what leaves for the host was open, what left together: every union of these that is legal was tried, and no
+    /// other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offloaded_together: Vec<Offload>,
     /// Layouts that were priced and fit, in no particular order, for the picture of the trade-off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feasible: Vec<Candidate>,
@@ -316,6 +324,26 @@ pub struct SearchRecord {
     /// Where the first plan's experts reach past one NVLink domain: what keeping them inside costs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside_domain: Option<InsideDomain>,
+}
+
+/// A choice that a search held as it is, and what the degrees of the first plan come to under it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Untried {
+    /// The option.
+    pub option: String,
+    /// What to name.
+    pub value: String,
+    /// Seconds a step; absent where it does not fit, is not legal for these degrees, or was not priced before the
+    /// search was stopped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_s: Option<f64>,
+    /// Memory of the fullest rank, GiB; the least that it needs where it does not fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_gib: Option<f64>,
+    /// Whether it fits; absent as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fits: Option<bool>,
 }
 
 /// Why nothing fits, and what would: what `plan --json` prints then.

@@ -199,6 +199,9 @@ pub struct Predicted {
     pub host_gib: Option<f64>,
     /// Peak memory of each pipeline rank, GiB.
     pub memory_gib_by_pp_rank: Vec<f64>,
+    /// The parts of each; empty in older files.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory_classes_gib_by_pp_rank: Vec<ByClass<f64>>,
     /// Exposed seconds of the step by category; sums to `step_s`.
     pub time_s: TimeByCategory,
     /// Busy seconds a step of the slowest rank by op or collective stem, hidden ones included.

@@ -54,8 +54,7 @@ use crate::model::Model;
 use crate::options::{LeastMemory, PlanError, SearchOptions};
 use crate::plan::{Alternative, PlannedLayout};
 use crate::rules::{
-    KeyWays, Rules, bounds_rows, clash, graphs_to_try, nearest_legal, preprocesses, runs_beside,
-    space,
+    KeyWays, Rules, bounds_rows, clash, nearest_legal, preprocesses, runs_beside, space,
 };
 use crate::runtime::Runtime;
 use crate::schedule::Schedule;
@@ -65,6 +64,7 @@ use crate::stack::Stack;
 pub use again::{ENDLESS_GIB, again};
 pub use asked::Asked;
 pub use longest::{Lengths, longest};
+pub use unsearched::unsearched;
 
 use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
@@ -117,19 +117,9 @@ pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
 /// The same without the search for the least memory where nothing fits, which may take as long again.
 pub fn plan_briefly(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
     let options = asked.options;
-    let under = |offload| {
-        let options = &SearchOptions {
-            offload: Some(offload),
-            ..options.clone()
-        };
-        plan_under(&Asked { options, ..*asked })
-    };
-    let (priced, mut search) = match options.offload {
-        Some(offload) => under(offload),
-        None => offload::best(asked.model, options, &under),
-    }?;
+    let (priced, mut search) = plan_priced(asked)?;
     search.told_apart = predict::told_apart(options.stack, asked.costs, &priced);
-    search.not_searched = unsearched::unsearched(asked);
+    search.offloaded_together = offload::together(asked.model, options);
     let objective = options.objective;
     let alternatives = priced[1..]
         .iter()
@@ -155,8 +145,8 @@ fn prices<'c>(costs: &'c Costs, options: &SearchOptions) -> Cow<'c, Costs> {
     costs
 }
 
-/// Plans under one choice of what leaves for the host, best first.
-fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
+/// Plans, best first.
+fn plan_priced(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
     let Asked {
         model,
         cluster,
@@ -167,7 +157,7 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
     } = *asked;
     let costs = &*prices(asked.costs, options);
     let rules = Rules::of(model, options);
-    let variants = graphs_to_try(model, options);
+    let variants = offload::variants(asked);
     let mut questions = questions(&Asked { costs, ..*asked }, &rules, &variants)?;
     let Candidates {
         layouts,
@@ -225,7 +215,8 @@ fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErro
     let capacity = questions[0].capacity();
     let mut search = SearchRecord {
         told_apart: None,
-        not_searched: BTreeMap::new(),
+        not_searched: Vec::new(),
+        offloaded_together: Vec::new(),
         memory_limit_gib: (capacity < cluster.gpu.memory()).then(|| capacity.gib()),
         space: total,
         pruned: total - refused.values().sum::<u64>() - tally.priced - unseen.unwrap_or(0),
@@ -342,7 +333,7 @@ fn bounds(asked: &Asked<'_>, own: &PlannedLayout) -> Option<[f64; 2]> {
     }
     let costs = &*prices(asked.costs, options);
     let rules = Rules::of(asked.model, options);
-    let variants = graphs_to_try(asked.model, options);
+    let variants = offload::variants(asked);
     let questions = questions(&Asked { costs, ..*asked }, &rules, &variants).ok()?;
     let degrees = own.layout.pinned().complete(asked.gpus)?;
     let layout = rules.layout(&degrees).ok()?;
@@ -620,7 +611,7 @@ fn inside_domain(
     })
 }
 
-/// What is asked under each choice of what CUDA graphs launch, those of more first.
+/// What is asked under each choice of what leaves for the host and what CUDA graphs launch, of these those of more first.
 fn questions<'a>(
     asked: &Asked<'a>,
     rules: &Rules,
@@ -631,12 +622,15 @@ fn questions<'a>(
     let graphs = |options: &SearchOptions| options.fixed_graphs();
     for (number, options) in variants.iter().enumerate() {
         let own = graphs(options);
+        let leaves = |number: usize| questions[number].offload();
         let has_all = |above: &&usize| {
             let other = graphs(&variants[**above]);
+            let mut stays = leaves(**above).modules();
             let dispatchers = &questions[**above].dispatchers;
             let mut tried = questions[number].dispatchers.iter();
             !other.is_whole()
                 && own.modules().all(|module| other.covers(module))
+                && stays.all(|module| leaves(number).covers(module))
                 && tried.all(|dispatcher| dispatchers.contains(dispatcher))
         };
         let above: Vec<usize> = (0..number).collect();

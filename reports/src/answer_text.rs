@@ -6,8 +6,9 @@
 use std::fmt::Write as _;
 
 use moefold_planner::answer::{
-    Answer, PlacedExperts, PlacedLayer, RuledOut, SearchRecord, Shortage, Verdict, Why,
+    Answer, PlacedExperts, PlacedLayer, RuledOut, Shortage, Untried, Verdict, Why,
 };
+use moefold_planner::choice::Objective;
 use moefold_planner::plan::{Alternative, PlannedLayout, PlannedRouting};
 use moefold_profiles::{Category, TensorClass};
 
@@ -81,7 +82,7 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
         out.push_str(&became(answer, why));
     }
     out.push('\n');
-    out.push_str(&search(&answer.search));
+    out.push_str(&search(answer));
     out
 }
 
@@ -572,7 +573,34 @@ fn lost(runners_up: &[Alternative]) -> Table {
     table
 }
 
-fn search(search: &SearchRecord) -> String {
+/// What is tried only where it is named, each with what the degrees of #1 come to under it, as far as that is known.
+fn untried(answer: &Answer) -> Option<String> {
+    let first = &answer.plans.first()?.predicted;
+    let request = answer.request.as_ref();
+    let by_memory = request.is_some_and(|request| request.objective == Objective::Memory);
+    let change = |own: f64, first: f64| format::signed_percent(own / first - 1.0);
+    let comes = |one: &Untried| {
+        let gib = one.peak_gib?;
+        Some(match (one.fits?, one.step_s) {
+            (false, _) => format!("needs {gib:.1} GiB"),
+            (true, Some(step_s)) if !by_memory => {
+                let change = change(step_s, first.step_s);
+                format!("{}, {change}", format::seconds(step_s))
+            }
+            (true, _) => format!("{gib:.1} GiB, {}", change(gib, first.peak_gib)),
+        })
+    };
+    let each = answer.search.not_searched.iter().map(|one| {
+        let comes = comes(one).map_or(String::new(), |comes| format!(" ({comes})"));
+        format!("--{} {}{comes}", one.option.replace('_', "-"), one.value)
+    });
+    let each = each.collect::<Vec<_>>().join(", ");
+    (!each.is_empty())
+        .then(|| format!("Tried only where named, here at the degrees of #1: {each}."))
+}
+
+fn search(answer: &Answer) -> String {
+    let search = &answer.search;
     let refused: u64 = search.refused.values().sum();
     // Zero where the caller keeps clocks out of its output.
     let time = if search.elapsed_s > 0.0 {
@@ -598,11 +626,15 @@ fn search(search: &SearchRecord) -> String {
             ),
         );
     }
-    if !search.not_searched.is_empty() {
-        let flags = search.not_searched.iter();
-        let flags = flags.map(|(option, named)| format!("--{} {named}", option.replace('_', "-")));
-        let flags = flags.collect::<Vec<_>>().join(", ");
-        line(&mut out, &format!("Tried only where named: {flags}."));
+    if !search.offloaded_together.is_empty() {
+        let each = search.offloaded_together.iter().map(ToString::to_string);
+        let each = each.collect::<Vec<_>>().join(", ");
+        let told =
+            format!("--offload auto tried all unions of {each} that are legal, and no other set.");
+        line(&mut out, &told);
+    }
+    if let Some(untried) = untried(answer) {
+        line(&mut out, &untried);
     }
     let mut reasons: Vec<(&String, u64)> = search.refused.iter().map(|(k, n)| (k, *n)).collect();
     reasons.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(b.0)));

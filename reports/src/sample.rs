@@ -99,6 +99,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
             memory_gib_by_pp_rank: (0..layout.pp)
                 .map(|rank| peak_gib - 1.7 * f64::from(rank))
                 .collect(),
+            memory_classes_gib_by_pp_rank: Vec::new(),
             time_s,
             busy_s: BTreeMap::new(),
             calls: BTreeMap::new(),
@@ -187,7 +188,8 @@ pub(crate) fn answer(count: usize) -> Answer {
             unseen: None,
             told_apart: Some(0.06),
             memory_limit_gib: None,
-            not_searched: BTreeMap::new(),
+            not_searched: Vec::new(),
+            offloaded_together: Vec::new(),
             space: 18_432,
             refused: [
                 ("memory", 9_120),

@@ -318,6 +318,7 @@ impl PlannedLayout {
             step_s_high,
             time_s,
             memory_gib_by_pp_rank,
+            memory_classes_gib_by_pp_rank,
             ..
         } = &self.predicted;
         // Serialized, every number of the record is walked, also those added later.
@@ -336,11 +337,26 @@ impl PlannedLayout {
             let expected = format!("at least the {low} s of predicted.step_s_low");
             return Err(place.value("predicted.step_s_high", high.to_string(), expected));
         }
-        let (found, ranks) = (memory_gib_by_pp_rank.len(), self.layout.pp);
-        if found != ranks as usize {
-            let expected = format!("{ranks}, one for each pipeline rank");
-            let found = format!("{found} entries");
-            return Err(place.value("predicted.memory_gib_by_pp_rank", found, expected));
+        let ranks = self.layout.pp;
+        let classes = Some(memory_classes_gib_by_pp_rank.len()).filter(|entries| *entries > 0);
+        for (key, entries) in [
+            ("memory_gib_by_pp_rank", Some(memory_gib_by_pp_rank.len())),
+            ("memory_classes_gib_by_pp_rank", classes),
+        ] {
+            if let Some(found) = entries.filter(|entries| *entries != ranks as usize) {
+                let expected = format!("{ranks}, one for each pipeline rank");
+                let found = format!("{found} entries");
+                return Err(place.value(&format!("predicted.{key}"), found, expected));
+            }
+        }
+        let each = memory_gib_by_pp_rank.iter();
+        for (rank, (all, parts)) in each.zip(memory_classes_gib_by_pp_rank).enumerate() {
+            let sum = parts.total();
+            if (sum - all).abs() > ROUNDING * sum.max(*all) {
+                let key = format!("predicted.memory_classes_gib_by_pp_rank[{rank}]");
+                let expected = format!("the {all} GiB of predicted.memory_gib_by_pp_rank");
+                return Err(place.value(&key, format!("a sum of {sum} GiB"), expected));
+            }
         }
         Ok(())
     }

@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn hand_edits_that_break_a_rule_are_refused_by_name() {
         type Edit = fn(&mut Value);
-        let cases: [(&str, Edit); 20] = [
+        let cases: [(&str, Edit); 22] = [
             ("version 7", |plan| plan["version"] = 7.into()),
             ("unknown key `recompte`; nearest: `recompute`", |plan| {
                 plan["recompte"] = "none".into();
@@ -328,6 +328,19 @@ mod tests {
             ("predicted.memory_gib_by_pp_rank is 3 entries", |plan| {
                 plan["predicted"]["memory_gib_by_pp_rank"] = vec![1.0; 3].into();
             }),
+            (
+                "predicted.memory_classes_gib_by_pp_rank is 1 entries",
+                |plan| {
+                    let each = plan["predicted"]["memory_classes_gib_by_pp_rank"].as_array_mut();
+                    each.expect("a list").truncate(1);
+                },
+            ),
+            (
+                "predicted.memory_classes_gib_by_pp_rank[1] is a sum of",
+                |plan| {
+                    plan["predicted"]["memory_classes_gib_by_pp_rank"][1]["weights"] = 1e6.into();
+                },
+            ),
         ];
         for (expected, edit) in cases {
             let message = edited(edit);

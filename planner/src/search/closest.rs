@@ -102,8 +102,14 @@ moefold_profiles::named! {
 }
 
 impl Change {
+    /// Its option, and what to name.
+    pub(super) fn named(self) -> (&'static str, String) {
+        let (option, value) = self.name().split_once(' ').unwrap_or((self.name(), ""));
+        (option.trim_matches('`'), value.to_owned())
+    }
+
     /// Whether it changes a request.
-    fn is_open(self, options: &SearchOptions) -> bool {
+    pub(super) fn is_open(self, options: &SearchOptions) -> bool {
         let precision = options.precision;
         match self {
             Self::Headroom => options.memory_headroom > 0.0,
@@ -123,7 +129,8 @@ impl Change {
         }
     }
 
-    fn make(self, model: &Model, options: &mut SearchOptions) {
+    /// Makes it.
+    pub(super) fn make(self, model: &Model, options: &mut SearchOptions) {
         match self {
             Self::Headroom => options.memory_headroom = 0.0,
             Self::Recompute => options.recompute = None,

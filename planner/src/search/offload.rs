@@ -1,124 +1,74 @@
-//! [`best`]: the search where what leaves for the host is open.
+//! [`variants`]: what a search tries where what leaves for the host is open: sets of modules, nothing first.
 //!
-//! Each of a few sets of modules is searched by itself, nothing first, and of each layout the best is kept. What
-//! is tried: the experts' tensors, which are the largest, those of attention, and all.
+//! No layout takes less time where more leaves, so a set is looked at only where none of those within it can do as well
+//! ([`Question::above`](super::shape::Question)).
 
-use super::predict::Priced;
-use crate::answer::SearchRecord;
-use crate::choice::{Objective, Offload, OffloadModule};
+use super::Asked;
+use crate::choice::{Offload, OffloadModule};
 use crate::model::Model;
-use crate::options::{PlanError, SearchOptions};
+use crate::options::SearchOptions;
+use crate::rules::{Rules, graphs_to_try};
 
-/// A search under one choice.
-type Search<'a> = dyn Fn(Offload) -> Result<(Vec<Priced>, SearchRecord), PlanError> + 'a;
+/// What leaves together: the inputs of both norms, which are one residual stream, and what attention itself keeps.
+const TOGETHER: [&[OffloadModule]; 4] = [
+    &[OffloadModule::AttnNorm, OffloadModule::MlpNorm],
+    &[
+        OffloadModule::QkvLinear,
+        OffloadModule::CoreAttn,
+        OffloadModule::AttnProj,
+    ],
+    &[OffloadModule::ExpertFc1],
+    &[OffloadModule::MoeAct],
+];
 
-/// The sets that are tried of a model, nothing first.
-fn tried(model: &Model, options: &SearchOptions) -> Vec<Offload> {
-    let mut sets = vec![Offload::NONE];
-    if options.overlap.unwrap_or_default().expert_alltoall {
-        // Combined passes go with no other.
-        return sets;
-    }
-    let there = Offload::all(model);
-    let (experts, attention) = (
-        [OffloadModule::ExpertFc1, OffloadModule::MoeAct],
-        [
-            OffloadModule::QkvLinear,
-            OffloadModule::CoreAttn,
-            OffloadModule::AttnProj,
-        ],
-    );
-    for modules in [&experts[..], &attention[..], &OffloadModule::ALL[..]] {
-        let set = Offload::of(modules.iter().copied().filter(|m| there.covers(*m)));
-        // Nothing that is computed again alone: a pinned `recompute` may leave nothing.
-        let left = match &options.recompute {
-            Some(recompute) => set.kept(model, &|layer| recompute.of_layer(layer)),
-            None => set,
-        };
-        if !left.is_none() && !sets.contains(&left) {
-            sets.push(left);
-        }
-    }
-    sets
+/// Modules that leave together where that is open: every union of these is tried. None where it is not.
+pub(super) fn together(model: &Model, options: &SearchOptions) -> Vec<Offload> {
+    let there = match options.offload {
+        Some(_) => Offload::NONE,
+        None => Offload::all(model),
+    };
+    // Nothing that is computed again alone: a pinned `recompute` may leave nothing.
+    let there = match &options.recompute {
+        Some(recompute) => there.kept(model, &|layer| recompute.of_layer(layer)),
+        None => there,
+    };
+    let of = |part: &[OffloadModule]| {
+        let left = part.iter().copied();
+        Offload::of(left.filter(|module| there.covers(*module)))
+    };
+    let parts = TOGETHER.into_iter().map(of);
+    parts.filter(|part| !part.is_none()).collect()
 }
 
-/// The best plans over all choices, and the counts of all searches.
-pub(super) fn best(
-    model: &Model,
-    options: &SearchOptions,
-    under: &Search<'_>,
-) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
-    let (mut all, mut record, mut infeasible) = (Vec::new(), None::<SearchRecord>, None);
-    for offload in tried(model, options) {
-        let (priced, searched) = match under(offload) {
-            Ok(found) => found,
-            Err(error @ PlanError::Infeasible { .. }) => {
-                infeasible = Some(error);
-                continue;
-            }
-            Err(PlanError::Stopped) if record.is_some() => {
-                // What was never begun may be of any speed.
-                record = record.map(|record| SearchRecord {
-                    unseen: Some(record.unseen.unwrap_or(0)),
-                    optimal: false,
-                    gap: 1.0,
-                    ..record
-                });
-                break;
-            }
-            Err(error) => return Err(error),
+/// What is fixed of what is open, in the order in which it is tried: sets of modules, of each what CUDA graphs launch.
+pub(super) fn variants(asked: &Asked<'_>) -> Vec<SearchOptions> {
+    let (model, options) = (asked.model, asked.options);
+    let of = |offload| {
+        let options = SearchOptions {
+            offload: Some(offload),
+            ..options.clone()
         };
-        all.extend(priced);
-        record = Some(match record {
-            None => searched,
-            Some(before) => added(before, searched),
-        });
-    }
-    let Some(record) = record else {
-        return Err(infeasible.expect("one choice at least was searched"));
+        graphs_to_try(model, &options)
     };
-    let score = |priced: &Priced| {
-        let predicted = &priced.plan.predicted;
-        match options.objective {
-            Objective::Throughput => predicted.step_s,
-            Objective::Memory => predicted.peak_gib,
-        }
+    if let Some(fixed) = options.offload {
+        return of(fixed);
+    }
+    let together = together(model, options);
+    let set = |bits: u32| {
+        let parts = (0..)
+            .zip(&together)
+            .filter(move |(part, _)| bits >> part & 1 == 1);
+        Offload::of(parts.flat_map(|(_, part)| part.modules()))
     };
-    // Those that came first stay before others that are as good.
-    all.sort_by(|a, b| score(a).total_cmp(&score(b)));
-    let mut best: Vec<Priced> = Vec::new();
-    for priced in all {
-        if best
-            .iter()
-            .all(|known| known.plan.layout != priced.plan.layout)
-        {
-            best.push(priced);
-        }
-    }
-    best.truncate(options.top);
-    Ok((best, record))
-}
-
-/// The counts of two searches; what is said of the best plan stands only where both say it.
-fn added(before: SearchRecord, searched: SearchRecord) -> SearchRecord {
-    let mut refused = before.refused;
-    for (reason, count) in searched.refused {
-        *refused.entry(reason).or_default() += count;
-    }
-    let mut feasible = before.feasible;
-    feasible.extend(searched.feasible);
-    SearchRecord {
-        space: before.space + searched.space,
-        pruned: before.pruned + searched.pruned,
-        priced: before.priced + searched.priced,
-        unseen: match (before.unseen, searched.unseen) {
-            (None, None) => None,
-            (a, b) => Some(a.unwrap_or(0) + b.unwrap_or(0)),
-        },
-        optimal: before.optimal && searched.optimal,
-        gap: before.gap.max(searched.gap),
-        refused,
-        feasible,
-        ..before
-    }
+    let mut sets: Vec<u32> = (1..1 << together.len()).collect();
+    sets.sort_by_key(|bits| bits.count_ones());
+    let legal = |options: &SearchOptions| {
+        let rules = Rules::of(model, options);
+        rules.contradictions(&options.pins, asked.gpus).is_empty()
+    };
+    let some = sets.into_iter().flat_map(|bits| of(set(bits)));
+    of(Offload::NONE)
+        .into_iter()
+        .chain(some.filter(legal))
+        .collect()
 }

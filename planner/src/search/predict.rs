@@ -129,6 +129,7 @@ pub(crate) fn planned(
             host_gib: (!offload.is_none() || !options.optimizer_offload.is_none())
                 .then(|| on_host.gib()),
             memory_gib_by_pp_rank: memory.iter().map(|rank| rank.total().gib()).collect(),
+            memory_classes_gib_by_pp_rank: memory.iter().map(|rank| rank.map(Bytes::gib)).collect(),
             busy_s: busy
                 .iter()
                 .map(|(stem, busy)| (stem.clone(), busy.seconds))

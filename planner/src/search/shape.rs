@@ -54,8 +54,8 @@ pub(crate) struct Question<'a> {
     pub(crate) keys: KeyWays,
     /// How tokens reach the experts.
     pub(crate) routing: Assumption<'a>,
-    /// Those before it, of a list of such questions, whose graphs have all that its graphs have: no layout takes less time
-    /// under it than under one of them.
+    /// Those before it, of a list of such questions, whose graphs have all that its graphs have, and of which no more
+    /// leaves for the host: no layout takes less time under it than under one of them.
     pub(crate) above: Vec<usize>,
     /// Whether the dispatcher has to be one that bounds rows, which there is only where tokens are exchanged.
     pub(crate) needs_exchange: bool,

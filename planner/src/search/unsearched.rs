@@ -1,87 +1,214 @@
-//! [`unsearched`]: choices that a search held as they are though others could be taken.
+//! [`unsearched`]: choices that a search held as they are though others could be taken, and what these come to.
 
-use std::collections::BTreeMap;
-
-use super::Asked;
-use crate::choice::{CpComm, Graphs, Offload, ScheduleName, StackName, Zero};
-use crate::rules::undivided;
+use super::closest::Change;
+use super::{Asked, least_memory, plan_briefly};
+use crate::answer::Untried;
+use crate::choice::{CpComm, Graphs, Offload, Overlap, ScheduleName, StackName, Zero};
+use crate::layout::PartialDegrees;
+use crate::options::{PlanError, SearchOptions};
+use crate::plan::LayoutRecord;
+use crate::rules::Rules;
 use crate::stack::Stack;
 
-/// What is tried only where it is named and was not, by option: what to name. Only what ranks, stack and pinned degrees
-/// leave room for; what changes the numbers that are trained with is no choice of a search.
-pub(super) fn unsearched(asked: &Asked<'_>) -> BTreeMap<String, String> {
+/// A choice that a search held.
+struct Held {
+    option: &'static str,
+    /// What to name.
+    value: String,
+    /// The request with that.
+    options: SearchOptions,
+}
+
+/// What is tried only where it is named and was not, each with what `first`, the degrees of the first plan, come to under
+/// it, and the fastest first. Only what ranks, stack and pinned degrees leave room for; what changes the numbers that are
+/// trained with is no choice of a search, but for weights that rest in FP8, as they are multiplied.
+pub fn unsearched(asked: &Asked<'_>, first: &LayoutRecord) -> Vec<Untried> {
+    let held = held(asked).into_iter();
+    let mut all: Vec<Untried> = held
+        .map(|held| untried(asked, held, first.pinned()))
+        .collect();
+    let rank = |untried: &Untried| untried.step_s.unwrap_or(f64::INFINITY);
+    all.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
+    all
+}
+
+/// A choice with what some degrees come to under it.
+fn untried(asked: &Asked<'_>, held: Held, pins: PartialDegrees) -> Untried {
+    let options = &SearchOptions {
+        pins,
+        top: 1,
+        survey: false,
+        front: 0,
+        ..held.options
+    };
+    let asked = &Asked { options, ..*asked };
+    let (mut step_s, mut peak_gib, mut fits) = (None, None, None);
+    match plan_briefly(asked) {
+        Ok(found) if found.search.unseen.is_none() => {
+            let predicted = &found.plans[0].predicted;
+            step_s = Some(predicted.step_s);
+            peak_gib = Some(predicted.peak_gib);
+            fits = Some(true);
+        }
+        Err(PlanError::Infeasible { .. }) => {
+            peak_gib = least_memory(asked).map(|least| least.peak_gib);
+            fits = Some(false);
+        }
+        // Stopped, or not legal for these degrees.
+        _ => {}
+    }
+    Untried {
+        option: held.option.to_owned(),
+        value: held.value,
+        step_s,
+        peak_gib,
+        fits,
+    }
+}
+
+/// The choices, in no order that says anything.
+fn held(asked: &Asked<'_>) -> Vec<Held> {
     let (options, pins) = (asked.options, &asked.options.pins);
-    let stack = Stack::on(options.stack, asked.cluster, asked.costs.host());
-    let ours = options.stack == StackName::Moefold;
     let several = asked.gpus > 1;
     let overlap = options.overlap.unwrap_or_default();
     let sharded = options.zero == Zero::Fsdp;
-    let pipes = several && pins.pp != Some(1) && !sharded;
-    let mut held = BTreeMap::new();
-    let mut hold = |is_held: bool, option: &str, named: String| {
+    let mut all = overlaps(asked);
+    all.extend(schedules(asked));
+    let mut hold = |is_held: bool, (option, value), change: &dyn Fn(&mut SearchOptions)| {
         if is_held {
-            held.insert(option.to_owned(), named);
+            let mut options = options.clone();
+            change(&mut options);
+            all.push(Held {
+                option,
+                value,
+                options,
+            });
         }
     };
-    let plain = options.schedule.is_none() && options.stages.is_none();
-    let comes_back = pipes && plain && pins.vpp.is_none_or(|vpp| vpp == 2);
-    let goes = |name: &ScheduleName| name.is_vee() && name.combines() == overlap.expert_alltoall;
-    let vees = stack.schedules(2, 2).filter(goes);
-    let vees: Vec<&str> = vees.map(ScheduleName::name).collect();
-    hold(
-        comes_back && !vees.is_empty() && undivided(options).is_none(),
-        "schedule",
-        vees.join("|"),
-    );
-    let exchanges = several && pins.ep != Some(1) && asked.model.num_moe_layers() > 0;
-    hold(
-        exchanges && plain && options.overlap.is_none() && !sharded && !asked.cluster.gpu.is_cpu(),
-        "overlap",
-        "grad-reduce,param-gather,p2p,expert-alltoall".to_owned(),
-    );
+    let auto = |option| (option, "auto".to_owned());
     hold(
         several && pins.cp != Some(1) && options.cp_comm == Some(CpComm::default()),
-        "cp_comm_type",
-        "auto".to_owned(),
+        auto("cp_comm_type"),
+        &|options| options.cp_comm = None,
     );
     hold(
-        !ours && options.graphs.is_some_and(Graphs::is_none),
-        "cuda_graph",
-        "auto".to_owned(),
+        options.stack == StackName::Megatron && options.graphs.is_some_and(Graphs::is_none),
+        auto("cuda_graph"),
+        &|options| options.graphs = None,
     );
     hold(
         options.offload == Some(Offload::NONE) && !sharded && !overlap.expert_alltoall,
-        "offload",
-        "auto".to_owned(),
+        auto("offload"),
+        &|options| options.offload = None,
     );
     hold(
-        several
-            && !sharded
-            && !overlap.expert_alltoall
-            && options.bucket_elements.is_none()
-            && pins.pp.is_none_or(|pp| pp == 1),
-        "zero",
-        "fsdp".to_owned(),
+        several && options.instances == 1,
+        ("num_distributed_optimizer_instances", "2".to_owned()),
+        &|options| options.instances = 2,
     );
-    hold(
-        several && !ours && options.instances == 1,
-        "num_distributed_optimizer_instances",
-        "2".to_owned(),
-    );
-    held
+    for change in [
+        Change::Fsdp,
+        Change::States,
+        Change::Masters,
+        Change::Primary,
+    ] {
+        let divides = several && !overlap.expert_alltoall && options.bucket_elements.is_none();
+        hold(
+            change.is_open(options) && (change != Change::Fsdp || divides),
+            change.named(),
+            &|options| change.make(asked.model, options),
+        );
+    }
+    all.retain(|held| {
+        let rules = Rules::of(asked.model, &held.options);
+        rules.contradictions(pins, asked.gpus).is_empty()
+    });
+    all
+}
+
+/// What runs beside compute only where it is named.
+fn overlaps(asked: &Asked<'_>) -> Vec<Held> {
+    let options = asked.options;
+    let plain = options.overlap.is_none() && asked.gpus > 1 && !asked.cluster.gpu.is_cpu();
+    if !plain {
+        return Vec::new();
+    }
+    let pins = &options.pins;
+    let stack = Stack::on(options.stack, asked.cluster, asked.costs.host());
+    let base = stack.common().overlap;
+    let exchanges = pins.ep != Some(1);
+    let passes = exchanges && options.schedule.is_none() && options.stages.is_none();
+    let with = [
+        (pins.tp != Some(1), Overlap { tp: true, ..base }),
+        (
+            exchanges,
+            Overlap {
+                shared_expert: true,
+                ..base
+            },
+        ),
+        (
+            passes,
+            Overlap {
+                expert_alltoall: true,
+                ..base
+            },
+        ),
+        (
+            passes,
+            Overlap {
+                expert_alltoall: true,
+                delay_wgrad: true,
+                ..base
+            },
+        ),
+    ];
+    let there = with.into_iter().filter(|(there, _)| *there);
+    let held = there.map(|(_, overlap)| Held {
+        option: "overlap",
+        value: overlap.into(),
+        options: SearchOptions {
+            overlap: Some(overlap),
+            ..options.clone()
+        },
+    });
+    held.collect()
+}
+
+/// Pipelines that come back.
+fn schedules(asked: &Asked<'_>) -> Vec<Held> {
+    let (options, pins) = (asked.options, &asked.options.pins);
+    let pipes = asked.gpus > 1 && pins.pp != Some(1) && options.zero != Zero::Fsdp;
+    let plain = options.schedule.is_none() && options.stages.is_none();
+    if !pipes || !plain || pins.vpp.is_some_and(|vpp| vpp != 2) {
+        return Vec::new();
+    }
+    let stack = Stack::of(options.stack);
+    let overlap = options.overlap.unwrap_or_default();
+    let goes = |name: &ScheduleName| name.is_vee() && name.combines() == overlap.expert_alltoall;
+    let held = stack.schedules(2, 2).filter(goes).map(|schedule| Held {
+        option: "schedule",
+        value: schedule.apart().unwrap_or(schedule).name().to_owned(),
+        options: SearchOptions {
+            schedule: Some(schedule),
+            ..options.clone()
+        },
+    });
+    held.collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use moefold_profiles::Precision;
     use moefold_profiles::pricing::Costs;
 
     use super::*;
+    use crate::choice::{HostShare, Masters};
     use crate::layout::Batch;
     use crate::model::presets;
-    use crate::options::SearchOptions;
     use crate::stack::megatron::Declared;
 
-    /// What is named is searched, and so not listed; nor is what the degrees leave no room for.
+    /// What is named is searched, and so not listed; nor is what the degrees leave no room for, or what breaks a rule.
     #[test]
     fn what_was_named_is_not_listed() {
         let model = presets::load("mixtral-8x7b").expect("a preset");
@@ -93,38 +220,59 @@ mod tests {
         };
         let listed = |options: &SearchOptions, gpus| {
             let asked = Asked::new(&model, &cluster, gpus, options, &costs, &Declared);
-            unsearched(&asked).into_keys().collect::<Vec<_>>().join(" ")
+            let mut all: Vec<String> = held(&asked)
+                .into_iter()
+                .map(|held| match held.option {
+                    "overlap" => held
+                        .value
+                        .trim_start_matches("grad-reduce,param-gather,p2p,")
+                        .to_owned(),
+                    "schedule" => held.value,
+                    option => option.to_owned(),
+                })
+                .collect();
+            all.sort_unstable();
+            all.join(" ")
         };
         let megatron = SearchOptions::new(batch, StackName::Megatron);
-        let all =
-            "cp_comm_type cuda_graph num_distributed_optimizer_instances offload overlap zero";
-        assert_eq!(listed(&megatron, 16), all);
+        assert_eq!(
+            listed(&megatron, 16),
+            "cp_comm_type cuda_graph expert-alltoall expert-alltoall,delay-wgrad masters \
+             num_distributed_optimizer_instances offload optimizer_offload_fraction tp zero"
+        );
+        let fp8 = SearchOptions {
+            precision: Precision::Fp8,
+            ..megatron.clone()
+        };
+        assert_eq!(
+            listed(&fp8, 1),
+            "cuda_graph masters offload optimizer_offload_fraction primary_weights"
+        );
         let moefold = SearchOptions::new(batch, StackName::Moefold);
         assert_eq!(
             listed(&moefold, 16),
-            "cp_comm_type offload overlap schedule zero"
+            "cp_comm_type dualpipe-v expert-alltoall expert-alltoall,delay-wgrad offload \
+             optimizer_offload_fraction v-half v-min zb-v zero"
         );
-        let schedules = |options: &SearchOptions| {
-            let asked = Asked::new(&model, &cluster, 16, options, &costs, &Declared);
-            unsearched(&asked)["schedule"].clone()
-        };
-        assert_eq!(schedules(&moefold), "zb-v|v-half|v-min|dualpipe-v");
         let combined = SearchOptions {
             overlap: Some("expert-alltoall".parse().expect("a word")),
             ..moefold
         };
-        assert_eq!(schedules(&combined), "dualpipe-v-combined");
+        assert_eq!(
+            listed(&combined, 16),
+            "cp_comm_type dualpipe-v optimizer_offload_fraction"
+        );
         let named = SearchOptions {
             cp_comm: None,
             graphs: None,
             offload: None,
             instances: 2,
             overlap: Some("expert-alltoall".parse().expect("a word")),
+            optimizer_offload: HostShare(0.5),
+            masters: Masters::Remainder,
             pins: "pp=4".parse().expect("degrees"),
             ..megatron.clone()
         };
-        assert_eq!(listed(&named, 16), "");
-        // One rank has nobody to divide anything with.
-        assert_eq!(listed(&megatron, 1), "cuda_graph offload");
+        assert_eq!(listed(&named, 16), "optimizer_offload_fraction");
     }
 }

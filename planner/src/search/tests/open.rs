@@ -5,7 +5,7 @@ use std::path::Path;
 use moefold_profiles::pricing::Costs;
 
 use super::{run, small};
-use crate::choice::{CpComm, Recompute};
+use crate::choice::{CpComm, Offload, OffloadModule, Recompute};
 use crate::layout::{Batch, Order};
 use crate::options::SearchOptions;
 use crate::plan::{Plan, PlannedLayout};
@@ -118,6 +118,59 @@ fn oracle_open_orders_and_ways_to_keys_are_the_best_of_all() {
     let text = serde_json::to_string(&plan).expect("plain data");
     let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
     assert_eq!(read.alternatives, plan.alternatives);
+}
+
+/// With what leaves for the host open, the best is that of all sets of modules, each priced by a search of its own, but
+/// for those that the answer does not say it tried.
+#[test]
+fn oracle_open_offloading_is_the_best_of_all_sets_that_were_tried() {
+    let (mut model, cluster, mut options) = small();
+    model.layers.truncate(4);
+    options.pins = "mbs=1,cp=1,vpp=1,etp=1".parse().expect("degrees");
+    options.top = 3;
+    let peak = run(&model, &cluster, 8, &options).plans[0]
+        .predicted
+        .peak_gib;
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let mut won = std::collections::BTreeSet::new();
+    for share in [1.1, 0.95, 0.9, 0.85, 0.8] {
+        options.memory_gib = Some(share * peak);
+        let open = SearchOptions {
+            offload: None,
+            ..options.clone()
+        };
+        let open = run(&model, &cluster, 8, &open);
+        let together = &open.search.offloaded_together;
+        let set = |bits: u8| {
+            let modules = OffloadModule::ALL.into_iter();
+            Offload::of(modules.filter(|module| bits >> *module as u8 & 1 == 1))
+        };
+        let is_union = |set: &Offload| {
+            together.iter().all(|part| {
+                let left = part.modules().filter(|module| set.covers(*module)).count();
+                left == 0 || left == part.modules().count()
+            })
+        };
+        let alone = |offload: Offload| {
+            let own = SearchOptions {
+                offload: Some(offload),
+                ..options.clone()
+            };
+            let found = search::plan(&model, &cluster, 8, &own, &costs, &Declared);
+            Some(found.ok()?.plans[0].predicted.step_s)
+        };
+        let sets = (0..1 << OffloadModule::ALL.len()).map(set).filter(is_union);
+        assert_eq!(sets.clone().count(), 1 << together.len());
+        let least_s = sets.filter_map(alone).fold(f64::INFINITY, f64::min);
+        assert_eq!(open.plans[0].predicted.step_s, least_s, "{share}");
+        won.insert(open.plans[0].offload);
+        let counted = &open.search;
+        assert_eq!(
+            counted.priced + counted.pruned + counted.refused.values().sum::<u64>(),
+            counted.space
+        );
+    }
+    assert!(won.contains(&Offload::NONE) && won.len() > 2, "{won:?}");
 }
 
 /// What is found under all graphs is legal with the recomputation that was asked for, and is read with its runners-up, whose
