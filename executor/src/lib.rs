@@ -4,7 +4,7 @@
 //! [`rank`]), [`data`], [`weights`], the shard of a rank ([`model`], [`store`]), [`layers`] and
 //! [`moe`], what of them runs again ([`recompute`]) or waits ([`later`]), the order of a step ([`stage`], [`step`]), the [`optimizer`], [`mod@checkpoint`]s, [`convert`]ing them, and measuring ([`record`],
 //! [`run`]; on their own, [`profile`] and [`mod@bench`]). How to train is said by [`options`],
-//! what they compute on by [`device::DeviceSpec`], and how much memory they take there by [`mod@room`]; what is not implemented is refused by [`support`]. Device work is in
+//! what they compute on by [`device::DeviceSpec`], and how much memory they take there by [`mod@room`]; what ranks may have on their way by `traffic`; what is not implemented is refused by [`support`]. Device work is in
 //! `moefold-kernels`, rank arithmetic in the planner's mesh; neither is repeated here.
 
 pub mod bench;
@@ -44,6 +44,7 @@ pub mod support;
 #[cfg(test)]
 mod testing;
 pub mod trace;
+mod traffic;
 pub mod train;
 pub mod transport;
 pub mod turns;

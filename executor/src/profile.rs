@@ -54,6 +54,8 @@ const RUNS: u32 = 4;
 const BATCH: Duration = Duration::from_millis(12);
 /// Fewer samples than this say nothing about spread.
 const SAMPLES_MIN: usize = 3;
+/// What ranks tell each other beside the collectives that are measured, at most.
+const WORDS_BYTES: u64 = 16 << 20;
 
 /// What to measure and how.
 #[derive(Debug, Clone)]
@@ -126,6 +128,13 @@ pub fn run_in(
     keys.sort_unstable();
     keys.dedup();
     let before = clocks(&options.device);
+    let collectives = keys.iter().filter_map(|key| match key {
+        Key::Collective(collective) => Some(collective.bytes.0),
+        _ => None,
+    });
+    // One is under way, and a member may be at the next.
+    let most = collectives.max().unwrap_or(0).saturating_mul(4);
+    let world = world.clone().on_the_way(most.saturating_add(WORDS_BYTES));
     let taken = world.run(|rank| take(rank, options, &keys, progress))?;
     if !world.has_first() {
         return Ok(None);

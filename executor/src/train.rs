@@ -31,6 +31,7 @@ use crate::rank::Context;
 use crate::record::Sampler;
 use crate::run::{Counted, rank_peak, summarize};
 use crate::support;
+use crate::traffic;
 use crate::transport::{RankContext, World};
 use crate::weights::{Collector, Source};
 
@@ -163,7 +164,10 @@ pub fn run_in(
     } else {
         BTreeMap::new()
     };
-    let ran = world.agreeing(terms).run(rank).inspect_err(|_| {
+    let world = world
+        .agreeing(terms)
+        .on_the_way(traffic::most(plan, model, batch, options));
+    let ran = world.run(rank).inspect_err(|_| {
         if let (Some(saving), true) = (&options.save, changed.load(Ordering::Relaxed)) {
             checkpoint::discard_partial(&saving.run_dir);
         }

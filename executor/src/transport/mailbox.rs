@@ -23,6 +23,10 @@ use serde::{Deserialize, Serialize};
 use super::shelf::Numbers;
 use super::{Place, TransportError};
 
+/// What a post takes beside its numbers, and for each member of its group, at most.
+const POST_BYTES: u64 = 512;
+const MEMBER_BYTES: u64 = 64;
+
 /// What is on its way between ranks.
 #[derive(Debug, Clone)]
 pub(crate) enum Payload {
@@ -33,6 +37,19 @@ pub(crate) enum Payload {
     Offer(Offer),
     /// How far the member has come there.
     Event(Event),
+}
+
+impl Payload {
+    /// Bytes of its numbers.
+    fn bytes(&self) -> u64 {
+        let bytes = match self {
+            Self::F32(numbers) => size_of_val(&numbers[..]),
+            Self::I32(numbers) => size_of_val(&numbers[..]),
+            Self::U64(numbers) => size_of_val(&numbers[..]),
+            Self::Offer(_) | Self::Event(_) => 0,
+        };
+        bytes as u64
+    }
 }
 
 #[cfg(test)]
@@ -148,6 +165,11 @@ impl Group {
         }
     }
 
+    /// What is kept of a post with so many bytes of numbers: those, and what holds them.
+    fn kept_bytes(&self, numbers: u64) -> u64 {
+        (POST_BYTES + MEMBER_BYTES * self.key.ranks.len() as u64).saturating_add(numbers)
+    }
+
     /// Whether a member has posted its part of collective `sequence`, and not all have collected it.
     pub(super) fn has_posted(&self, sequence: u64, member: usize) -> bool {
         let slots = lock(&self.slots);
@@ -170,12 +192,24 @@ pub(super) struct Failure {
     pub(super) message: String,
 }
 
+/// Posts of a rank that are on their way: not all who collect them have.
+#[derive(Debug, Default)]
+struct OnTheWay {
+    posts: u64,
+    /// What is kept of them.
+    bytes: u64,
+}
+
 /// What the ranks of one world share.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     groups: Mutex<HashMap<GroupKey, Arc<Group>>>,
     failure: OnceLock<Failure>,
     left: Vec<AtomicBool>,
+    /// By rank.
+    on_the_way: Vec<Mutex<OnTheWay>>,
+    /// Bytes that one rank may have there.
+    limit: u64,
     /// Ranks of this process that have not parted.
     present: Mutex<u32>,
     parted: Condvar,
@@ -191,12 +225,34 @@ impl Mailbox {
             groups: Mutex::default(),
             failure: OnceLock::new(),
             left: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
+            on_the_way: (0..ranks).map(|_| Mutex::default()).collect(),
+            limit: u64::MAX,
             present: Mutex::new(ranks),
             parted: Condvar::new(),
             deadline,
             events: Mutex::default(),
             happened: Condvar::new(),
         }
+    }
+
+    /// The same for ranks of which each has so many bytes on their way at most.
+    pub(super) fn with_limit(self, limit: u64) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// Refuses a post of a rank to a group, with so many bytes of numbers, where it would have too much on its way.
+    pub(super) fn admit(&self, rank: u32, group: &Group, numbers: u64) -> Result<(), String> {
+        let own = lock(&self.on_the_way[rank as usize]);
+        let bytes = own.bytes.saturating_add(group.kept_bytes(numbers));
+        if bytes <= self.limit {
+            return Ok(());
+        }
+        Err(format!(
+            "it posted {numbers} bytes, with which {} posts of {bytes} bytes would be on their way, and a rank of \
+             this run has at most {}",
+            own.posts + 1,
+            self.limit
+        ))
     }
 
     /// Ranks of the world.
@@ -319,6 +375,10 @@ impl Mailbox {
             group.key,
             step.sequence
         );
+        let mut own = lock(&self.on_the_way[group.key.ranks[member] as usize]);
+        own.posts += 1;
+        own.bytes += group.kept_bytes(post.data.bytes());
+        drop(own);
         slot.posts[member] = Some(Arc::new(post));
         let complete = slot.posts.iter().all(Option::is_some);
         drop(slots);
@@ -403,6 +463,11 @@ impl Mailbox {
             let collecting = collected.posts.iter().filter(|post| post.collects);
             if slot.num_collected == collecting.count() {
                 slots.remove(&step);
+                for (post, &rank) in collected.posts.iter().zip(&group.key.ranks) {
+                    let mut own = lock(&self.on_the_way[rank as usize]);
+                    own.posts -= 1;
+                    own.bytes -= group.kept_bytes(post.data.bytes());
+                }
             }
             return Ok(Some(collected));
         }

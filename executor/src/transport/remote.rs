@@ -10,7 +10,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::io::{self, BufReader};
+use std::io::{self, BufReader, Read};
 use std::net::{Shutdown, TcpStream};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::mail::{Mail, TO_FIRST};
 use super::mailbox::{Call, Collected, Failure, Group, GroupKey, Mailbox, Payload, Post};
 use super::pulse::Pulse;
-use super::wire::{self, BODY_LIMIT, printable};
+use super::wire::{self, printable};
 use super::{Place, TransportError};
 
 /// Groups that one rank may name.
@@ -59,6 +59,19 @@ enum Reply {
     Collected(Vec<(SentCall, SentPost)>),
     Failure(Option<Failure>),
     Refused(TransportError),
+}
+
+impl Reply {
+    /// Bytes of the numbers that follow.
+    fn body_bytes(&self) -> u64 {
+        match self {
+            Self::Collected(parts) => {
+                let bytes = parts.iter().map(|(_, post)| post.bytes as u64);
+                bytes.fold(0, u64::saturating_add)
+            }
+            Self::Done | Self::Failure(_) | Self::Refused(_) => 0,
+        }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -100,8 +113,12 @@ impl Remote {
 
     fn ask(&self, request: &Request, body: &[&Payload]) -> io::Result<(Reply, Vec<u8>)> {
         let connection = &mut *self.connection.borrow_mut();
-        let answer = wire::write(connection.get_mut(), request, body)
-            .and_then(|()| wire::read(connection, BODY_LIMIT));
+        let sent = wire::write(connection.get_mut(), request, body);
+        let answer = sent.and_then(|()| {
+            let (reply, announced) = wire::head::<Reply>(connection)?;
+            wire::expect(announced, reply.body_bytes())?;
+            Ok((reply, wire::body(connection, announced)?))
+        });
         answer.map_err(|cause| {
             // What comes late would be taken for the answer to another question, and nothing is to
             // wait a second time.
@@ -236,7 +253,7 @@ pub(super) fn serve(connection: TcpStream, rank: u32, mailbox: &Mailbox) {
     let mut groups: Vec<Arc<Group>> = Vec::new();
     let mut said = false;
     let cause = loop {
-        let (request, body) = match wire::read(&mut connection, BODY_LIMIT) {
+        let (request, body) = match next(&mut connection, rank, mailbox, &groups) {
             Ok(frame) => frame,
             Err(cause) => break cause,
         };
@@ -248,7 +265,7 @@ pub(super) fn serve(connection: TcpStream, rank: u32, mailbox: &Mailbox) {
                 let body: Vec<&Payload> = posts.iter().map(|post| &post.data).collect();
                 wire::write(connection.get_mut(), &reply, &body)
             }
-            None => Err(io::Error::other("it sent what is no request")),
+            None => Err(no_request()),
         };
         if let Err(cause) = answered {
             break cause;
@@ -268,10 +285,10 @@ pub(super) fn serve(connection: TcpStream, rank: u32, mailbox: &Mailbox) {
 /// How many of the requests in `sent` are answered, as rank 0 of two answers its peer's where nobody else
 /// comes: what a connection may hold is read as on one, and what panics there panics here.
 pub fn answered(mut sent: &[u8]) -> usize {
-    let mailbox = Mailbox::new(2, Duration::ZERO);
+    let mailbox = Mailbox::new(2, Duration::ZERO).with_limit(1 << 20);
     let mut groups = Vec::new();
     let mut count = 0;
-    while let Ok((request, body)) = wire::read(&mut sent, BODY_LIMIT) {
+    while let Ok((request, body)) = next(&mut sent, 1, &mailbox, &groups) {
         let Some((reply, posts)) = answer(request, &body, 1, &mailbox, &mut groups) else {
             break;
         };
@@ -281,6 +298,36 @@ pub fn answered(mut sent: &[u8]) -> usize {
         count += 1;
     }
     count
+}
+
+/// The next request of a rank, and the numbers that follow it. Only a post has any: they are read where they are
+/// as many as it says and the rank may have so many on their way.
+fn next(
+    from: &mut impl Read,
+    rank: u32,
+    mailbox: &Mailbox,
+    groups: &[Arc<Group>],
+) -> io::Result<(Request, Vec<u8>)> {
+    let (request, announced) = wire::head(from)?;
+    if let Request::Post {
+        group,
+        member,
+        post,
+        ..
+    } = &request
+    {
+        wire::expect(announced, post.bytes as u64)?;
+        let group = member_of(groups, *group, *member, rank).ok_or_else(no_request)?;
+        let admitted = mailbox.admit(rank, group, announced);
+        admitted.map_err(io::Error::other)?;
+    } else {
+        wire::expect(announced, 0)?;
+    }
+    Ok((request, wire::body(from, announced)?))
+}
+
+fn no_request() -> io::Error {
+    io::Error::other("it sent what is no request")
 }
 
 /// The reply with the posts whose numbers follow it; none to what is no request.

@@ -474,13 +474,12 @@ fn greeting(connection: &mut TcpStream, secret: &Secret) -> io::Result<Hello> {
     hasty
         .connection
         .write_all(&[&MAGIC[..], &nonces[1], ours.as_bytes()].concat())?;
-    let (proven, _): (Proven, _) =
-        wire::read(&mut hasty, 0).map_err(|cause| match cause.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => io::Error::other(
-                "it left where it was to prove that it knows the secret of this run",
-            ),
-            _ => cause,
-        })?;
+    let proven: Proven = wire::read(&mut hasty).map_err(|cause| match cause.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+            io::Error::other("it left where it was to prove that it knows the secret of this run")
+        }
+        _ => cause,
+    })?;
     if secret.proof(Side::Other, &nonces, &proven.hello) != proven.proof {
         let why = "it does not know the secret of this run";
         return Err(io::Error::other(why));
@@ -736,9 +735,9 @@ fn introduce(
 fn welcome(connection: &mut TcpStream, deadline: Duration) -> Welcome {
     let heard = connection
         .set_read_timeout(Some(deadline + GREETING))
-        .and_then(|()| wire::read(connection, 0));
+        .and_then(|()| wire::read(connection));
     match heard {
-        Ok((welcome, _)) => welcome,
+        Ok(welcome) => welcome,
         // Rank 0 was found: another try would find no other.
         Err(cause) => Welcome::Refused(format!(
             "the connection to rank 0 broke before all were there ({cause})"

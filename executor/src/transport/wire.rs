@@ -1,8 +1,9 @@
 //! Frames on a connection between processes: a header in JSON, then numbers as they lie in memory.
 //!
 //! A connection begins with [`MAGIC`], which names the protocol and its version; whoever says anything
-//! else is a stranger. Lengths come first and are limited, and memory is taken as bytes arrive, not as
-//! they are announced. Numbers travel little-endian, as all machines that GPUs are in store them.
+//! else is a stranger. Lengths come first. That of a header is limited; a body is read once its header was,
+//! by whoever knows how long it may be. Memory is taken as bytes arrive, not as they are announced. Numbers
+//! travel little-endian, as all machines that GPUs are in store them.
 
 use std::io::{self, Read, Write};
 
@@ -17,9 +18,6 @@ pub(super) const MAGIC: [u8; 12] = *b"moefold\n\0\0\0\x04";
 /// The longest header: names and ranks of groups, messages.
 const HEADER_LIMIT: u64 = 1 << 20;
 
-/// The longest body: the largest tensor on its way.
-pub(super) const BODY_LIMIT: u64 = 1 << 38;
-
 /// Writes a frame, and sends it.
 pub(super) fn write(
     to: &mut impl Write,
@@ -28,11 +26,9 @@ pub(super) fn write(
 ) -> io::Result<()> {
     let header = serde_json::to_vec(header)?;
     let length: u64 = body.iter().map(|payload| bytes(payload).len() as u64).sum();
-    if header.len() as u64 > HEADER_LIMIT || length > BODY_LIMIT {
-        let (found, what) = (header.len(), "too long for one message");
-        return Err(io::Error::other(format!(
-            "{found} and {length} bytes are {what}"
-        )));
+    if header.len() as u64 > HEADER_LIMIT {
+        let (found, what) = (header.len(), "too long for the header of a message");
+        return Err(io::Error::other(format!("{found} bytes are {what}")));
     }
     to.write_all(&(header.len() as u64).to_le_bytes())?;
     to.write_all(&length.to_le_bytes())?;
@@ -43,28 +39,43 @@ pub(super) fn write(
     to.flush()
 }
 
-/// Reads a frame with a body of at most `limit` bytes.
-pub(super) fn read<T: DeserializeOwned>(
-    from: &mut impl Read,
-    limit: u64,
-) -> io::Result<(T, Vec<u8>)> {
+/// Reads the header of a frame, and how many bytes of a body it announces.
+pub(super) fn head<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<(T, u64)> {
     let mut lengths = [[0; 8]; 2];
     for length in &mut lengths {
         from.read_exact(length)?;
     }
-    let [header, body] = lengths.map(u64::from_le_bytes);
-    if header > HEADER_LIMIT || body > limit {
+    let [header, announced] = lengths.map(u64::from_le_bytes);
+    if header > HEADER_LIMIT {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("a message of {header} and {body} bytes is no message of moefold's"),
+            format!("a header of {header} bytes is none of moefold's"),
         ));
     }
-    let header = take(from, header)?;
-    let header = serde_json::from_slice(&header)?;
-    Ok((header, take(from, body)?))
+    let header = body(from, header)?;
+    Ok((serde_json::from_slice(&header)?, announced))
 }
 
-fn take(from: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
+/// Reads a frame that has no body.
+pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
+    let (header, announced) = head(from)?;
+    expect(announced, 0)?;
+    Ok(header)
+}
+
+/// Refuses a body that is not as long as its header says.
+pub(super) fn expect(announced: u64, expected: u64) -> io::Result<()> {
+    if announced == expected {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("it announced a body of {announced} bytes, and {expected} were expected"),
+    ))
+}
+
+/// Reads a body.
+pub(super) fn body(from: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if from.take(length).read_to_end(&mut bytes)? as u64 == length {
         return Ok(bytes);
@@ -133,26 +144,32 @@ mod tests {
 
     #[test]
     fn law_a_frame_is_read_as_it_was_written() {
-        let body = [
+        let posts = [
             Payload::F32(vec![1.5, f32::NAN].into()),
             Payload::U64(vec![u64::MAX]),
             Payload::I32(vec![-7, 0, 9]),
         ];
         let mut sent = Vec::new();
-        write(&mut sent, &("header", 3), &body.each_ref()).expect("memory takes all");
-        let (header, bytes) = read::<(String, u32)>(&mut &*sent, BODY_LIMIT).expect("whole");
+        write(&mut sent, &("header", 3), &posts.each_ref()).expect("memory takes all");
+        let whole = |mut sent: &[u8]| {
+            let (header, announced) = head::<(String, u32)>(&mut sent)?;
+            Ok::<_, io::Error>((header, body(&mut sent, announced)?))
+        };
+        let (header, bytes) = whole(&sent).expect("whole");
         assert_eq!(header, ("header".to_owned(), 3));
         let Some(Payload::F32(floats)) = payload("f32", &bytes[..8]) else {
             panic!("floats came");
         };
         assert!(floats[0] == 1.5 && floats[1].is_nan());
-        assert_eq!(payload("u64", &bytes[8..16]), Some(body[1].clone()));
-        assert_eq!(payload("i32", &bytes[16..]), Some(body[2].clone()));
+        assert_eq!(payload("u64", &bytes[8..16]), Some(posts[1].clone()));
+        assert_eq!(payload("i32", &bytes[16..]), Some(posts[2].clone()));
         assert_eq!(payload("i32", &bytes[..3]), None);
         assert_eq!(payload("f64", &bytes[..8]), None);
         for length in 0..sent.len() {
-            let cut = read::<(String, u32)>(&mut &sent[..length], BODY_LIMIT);
-            assert!(cut.is_err(), "cut off after {length} bytes");
+            assert!(
+                whole(&sent[..length]).is_err(),
+                "cut off after {length} bytes"
+            );
         }
     }
 
@@ -165,14 +182,17 @@ mod tests {
 
     #[test]
     fn what_is_announced_too_long_is_refused_before_memory_is_taken() {
-        for lengths in [[HEADER_LIMIT + 1, 0], [2, 1001], [u64::MAX, u64::MAX]] {
+        let refused = |lengths: [u64; 2], expected: &str| {
             let mut sent = lengths.map(u64::to_le_bytes).concat();
-            sent.extend(b"{}");
-            let error = read::<()>(&mut &*sent, 1000).expect_err("too long");
-            assert!(
-                error.to_string().contains("no message of moefold's"),
-                "{error}"
-            );
-        }
+            sent.extend(b"null");
+            let error = read::<()>(&mut &*sent).expect_err("too long").to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        refused([HEADER_LIMIT + 1, 0], "a header of 1048577 bytes");
+        refused(
+            [u64::MAX, u64::MAX],
+            "a header of 18446744073709551615 bytes",
+        );
+        refused([4, 1001], "a body of 1001 bytes, and 0 were expected");
     }
 }

@@ -37,6 +37,8 @@ pub struct World {
     kind: Kind,
     /// How ranks that are processes meet; its deadline is that of all ranks.
     meeting: Meeting,
+    /// Bytes that a rank which is a process may have on their way to others.
+    on_the_way: u64,
     /// The NCCL of ranks with a GPU each; absent, that of the machine.
     nccl: Option<Nccl>,
 }
@@ -53,6 +55,9 @@ enum Kind {
     },
 }
 
+/// What a rank has on its way where nobody says otherwise.
+const ON_THE_WAY: u64 = 1 << 30;
+
 /// How ranks meet where nobody says otherwise: each waits for others for ten minutes.
 const MEETING: Meeting = Meeting {
     terms: BTreeMap::new(),
@@ -67,6 +72,7 @@ impl World {
         Self {
             kind: Kind::Threads { ranks },
             meeting: MEETING,
+            on_the_way: ON_THE_WAY,
             nccl: None,
         }
     }
@@ -79,6 +85,7 @@ impl World {
                 server: Arc::default(),
             },
             meeting: MEETING,
+            on_the_way: ON_THE_WAY,
             nccl: None,
         }
     }
@@ -144,6 +151,16 @@ impl World {
             ..self.meeting
         };
         Self { meeting, ..self }
+    }
+
+    /// Changes how many bytes a rank that is a process may have on their way, which others have not collected; one
+    /// with more has failed.
+    #[must_use]
+    pub fn on_the_way(self, bytes: u64) -> Self {
+        Self {
+            on_the_way: bytes,
+            ..self
+        }
     }
 
     /// The same world under terms, by name, that ranks which are processes compare when they meet: where one
@@ -243,7 +260,8 @@ impl World {
         };
         Launched::begin();
         let outcome = if launched.rank == 0 {
-            let mailbox = Arc::new(Mailbox::new(launched.ranks, self.meeting.deadline));
+            let mailbox = Mailbox::new(launched.ranks, self.meeting.deadline);
+            let mailbox = Arc::new(mailbox.with_limit(self.on_the_way));
             let server = match lock(server).take() {
                 // Nobody else is to come.
                 None if launched.ranks == 1 => None,

@@ -778,7 +778,7 @@ fn a_request_for_another_member_or_out_of_turn_ends_the_run_at_once() {
             let (mut connection, pulse) = connect(&all[1], &meeting()).expect("it is welcomed");
             for request in &requests {
                 wire::write(&mut connection, request, &[]).expect("it is sent");
-                let _ = wire::read::<serde_json::Value>(&mut connection, 0);
+                let _ = wire::read::<serde_json::Value>(&mut connection);
             }
             // Rank 0 stays a little for who has not left.
             drop(pulse);
@@ -793,6 +793,99 @@ fn a_request_for_another_member_or_out_of_turn_ends_the_run_at_once() {
         });
         assert!(begun.elapsed() < PATIENCE / 2);
     }
+}
+
+/// Says how long a header and its body are, and the header.
+fn announce(connection: &mut TcpStream, request: &serde_json::Value, body: u64) {
+    let header = serde_json::to_vec(request).expect("plain data");
+    let lengths = [header.len() as u64, body].map(u64::to_le_bytes).concat();
+    let sent = connection.write_all(&[lengths, header].concat());
+    sent.expect("it is sent");
+}
+
+/// Nothing but headers is sent, so a rank 0 that waited for a body would wait for its deadline.
+#[test]
+fn a_body_that_nobody_asked_for_ends_the_run_by_its_header_alone() {
+    use serde_json::json;
+    const LIMIT: u64 = 1 << 20;
+    let group = json!({"Name": {"name": "world", "ranks": [0, 1], "instance": 0}});
+    let call = json!({"what": "gather_words", "element": "u64", "size": 0, "root": 0});
+    let post = |sequence: u64, bytes: u64| {
+        let post = json!({"element": "u64", "bytes": bytes, "rows": [], "collects": true});
+        json!({"Post": {"group": 0, "sequence": sequence, "member": 1, "call": call, "post": post}})
+    };
+    let gigabytes = 3 << 30;
+    // Each takes 512 bytes and 64 for each member of its group.
+    let many: Vec<_> = (0..LIMIT / 640).map(|i| (post(i, 0), 0)).collect();
+    let cases = [
+        (
+            vec![(json!("Failure"), gigabytes)],
+            "a body of 3221225472 bytes, and 0 were expected",
+        ),
+        (
+            vec![(group.clone(), 0), (post(0, 8), gigabytes)],
+            "a body of 3221225472 bytes, and 8 were expected",
+        ),
+        (
+            vec![(group.clone(), 0), (post(0, gigabytes), gigabytes)],
+            "it posted 3221225472 bytes, with which 1 posts of 3221226112 bytes would be on their way, and a \
+             rank of this run has at most 1048576",
+        ),
+        (
+            [vec![(group, 0)], many, vec![(post(LIMIT, 0), 0)]].concat(),
+            "it posted 0 bytes, with which 1639 posts of 1048960 bytes would be on their way",
+        ),
+    ];
+    for (requests, expected) in cases {
+        let all = world_of(2);
+        let begun = Instant::now();
+        thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                let world = World::process(all[0].clone()).deadline(PATIENCE);
+                world.on_the_way(LIMIT).run(|rank| {
+                    let tensor = Device::cpu(1).zeros(TensorClass::Activations, Dtype::F32, &[4]);
+                    rank.communicator("others", &[0, 1]).all_reduce(&tensor)?;
+                    Ok(())
+                })
+            });
+            let (mut connection, pulse) = connect(&all[1], &meeting()).expect("it is welcomed");
+            for (request, body) in &requests {
+                announce(&mut connection, request, *body);
+                let _ = wire::read::<serde_json::Value>(&mut connection);
+            }
+            drop(pulse);
+            let error = first
+                .join()
+                .expect("ends")
+                .expect_err("rank 1 says too much")
+                .to_string();
+            let broke = "because rank 1 failed: the connection to it broke (it ";
+            assert!(error.contains(broke) && error.contains(expected), "{error}");
+        });
+        assert!(begun.elapsed() < PATIENCE / 2);
+    }
+}
+
+#[test]
+fn what_was_collected_is_on_its_way_no_more() {
+    let all = world_of(2);
+    thread::scope(|scope| {
+        let run = |rank: usize| {
+            let world = World::process(all[rank].clone()).deadline(PATIENCE);
+            // One sum of a thousand numbers, and that of the step after.
+            world.on_the_way(10_000).run(|rank| {
+                let tensor = Device::cpu(1).zeros(TensorClass::Activations, Dtype::F32, &[1000]);
+                let world = rank.communicator("world", &[0, 1]);
+                for _ in 0..20 {
+                    world.all_reduce(&tensor)?;
+                }
+                Ok(())
+            })
+        };
+        let second = scope.spawn(move || run(1));
+        run(0).expect("it keeps within");
+        second.join().expect("ends").expect("it keeps within");
+    });
 }
 
 #[test]
