@@ -151,6 +151,7 @@ pub(crate) fn attempt(ranks: u32, added: &[OsString], shown: Option<&str>) -> Re
         let errors = process.stderr.take().expect("it was piped");
         family.0.push(Member {
             errors: Some(thread::spawn(move || listen(errors, rank == 0))),
+            said: Said::default(),
             process,
             ended: None,
         });
@@ -212,6 +213,9 @@ struct Said {
 /// Before the line of an error: who is to blame for it, said to the process that started this one.
 const BLAMED: &str = "blamed: ";
 
+/// Before the number of a rank that hangs.
+const SILENT: &str = "silent ";
+
 /// Tells the parent, where there is one, who is to blame for what this process ends with.
 pub(crate) fn blame(failure: &Failure) {
     if std::env::var_os(PARENT_VARIABLE).is_none() {
@@ -220,6 +224,7 @@ pub(crate) fn blame(failure: &Failure) {
     let who = match failure.blame() {
         Blame::Own => return,
         Blame::Rank(rank) => rank.to_string(),
+        Blame::Silent(rank) => format!("{SILENT}{rank}"),
         Blame::Others => "others".to_owned(),
         Blame::Run => "run".to_owned(),
     };
@@ -232,7 +237,10 @@ fn blamed(line: &str) -> Option<Blame> {
     match line.strip_prefix(BLAMED)? {
         "others" => Some(Blame::Others),
         "run" => Some(Blame::Run),
-        rank => rank.parse().ok().map(Blame::Rank),
+        other => match other.strip_prefix(SILENT) {
+            Some(rank) => rank.parse().ok().map(Blame::Silent),
+            None => other.parse().ok().map(Blame::Rank),
+        },
     }
 }
 
@@ -263,8 +271,19 @@ fn listen(errors: ChildStderr, pass: bool) -> Said {
 struct Member {
     /// With its stdin, which stays open as long as it is not waited for.
     process: Child,
+    /// Until it has ended.
     errors: Option<JoinHandle<Said>>,
+    said: Said,
     ended: Option<ExitStatus>,
+}
+
+impl Member {
+    /// Takes what it has said; its end closes its stderr.
+    fn hear(&mut self) {
+        if let Some(Ok(said)) = self.errors.take().map(JoinHandle::join) {
+            self.said = said;
+        }
+    }
 }
 
 /// The ranks, ended with whoever holds them.
@@ -289,10 +308,11 @@ impl Family {
             for member in self.0.iter_mut().filter(|member| member.ended.is_none()) {
                 member.ended = member.process.try_wait()?;
                 if member.ended.is_some_and(|status| !status.success()) {
+                    member.hear();
                     until.get_or_insert_with(|| Instant::now() + GRACE);
                 }
             }
-            let running = self.0.iter().any(|member| member.ended.is_none());
+            let running = self.is_awaited();
             if !running || until.is_some_and(|until| Instant::now() > until) {
                 break;
             }
@@ -302,8 +322,8 @@ impl Family {
         self.end();
         let mut words = vec![String::new(); ends.len()];
         for (member, (end, word)) in self.0.iter_mut().zip(ends.iter_mut().zip(&mut words)) {
-            let said = member.errors.take().map(JoinHandle::join);
-            let said = said.and_then(Result::ok).unwrap_or_default();
+            member.hear();
+            let said = &member.said;
             let error = said.error.trim().trim_start_matches("error: ");
             error.clone_into(word);
             if let End::Code(_, blame) = end {
@@ -352,6 +372,19 @@ impl Family {
         })
     }
 
+    /// Whether one is still to end; those that others have given up may never.
+    fn is_awaited(&self) -> bool {
+        let blamed = self.0.iter().filter_map(|member| member.said.blame);
+        let given_up: Vec<u32> = blamed
+            .filter_map(|blame| match blame {
+                Blame::Silent(rank) => Some(rank),
+                _ => None,
+            })
+            .collect();
+        let mut members = (0..).zip(&self.0);
+        members.any(|(rank, member)| member.ended.is_none() && !given_up.contains(&rank))
+    }
+
     /// Ends those that have not.
     fn end(&mut self) {
         for member in self.0.iter_mut().filter(|member| member.ended.is_none()) {
@@ -398,7 +431,9 @@ fn culprits(ends: &[End]) -> Vec<u32> {
     let named = || {
         let names = |rank: u32| {
             let mut ends = ends.iter();
-            ends.any(|end| matches!(end, End::Code(_, Blame::Rank(named)) if *named == rank))
+            ends.any(|end| {
+                matches!(end, End::Code(_, Blame::Rank(named) | Blame::Silent(named)) if *named == rank)
+            })
         };
         // One that went because of another is named by those that it left.
         let mut found = ranks(&|end| matches!(end, End::Hung | End::Code(_, Blame::Own)));
@@ -473,7 +508,7 @@ mod tests {
             (&[of(1), End::Signal(9), of(0)][..], &[1][..]),
             (&[of(1), End::Signal(9), End::Signal(6)], &[1, 2]),
             // Rank 0 leaves because of a rank that hangs, and others because of rank 0.
-            (&[of(2), of(0), End::Hung], &[2]),
+            (&[End::Code(1, Blame::Silent(2)), of(0), End::Hung], &[2]),
             (&[End::Hung, End::Hung, of(1)], &[1]),
             (&[of(1), own, of(0)], &[1]),
             (&[own, own], &[0, 1]),
@@ -483,9 +518,10 @@ mod tests {
         ] {
             assert_eq!(culprits(ends), expected, "{ends:?}");
         }
-        for blame in [Blame::Rank(12), Blame::Others, Blame::Run] {
+        for blame in [Blame::Rank(12), Blame::Silent(3), Blame::Others, Blame::Run] {
             let word = match blame {
                 Blame::Rank(rank) => rank.to_string(),
+                Blame::Silent(rank) => format!("silent {rank}"),
                 Blame::Others => "others".to_owned(),
                 _ => "run".to_owned(),
             };

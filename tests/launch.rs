@@ -6,6 +6,7 @@ mod common {
     pub(crate) mod json;
     pub(crate) mod outcome;
     pub(crate) mod program;
+    pub(crate) mod rank;
     pub(crate) mod tiny;
 }
 
@@ -20,6 +21,7 @@ use common::child::{Guarded, await_steps, children, signal, state};
 use common::json;
 use common::outcome::run;
 use common::program::program;
+use common::rank::is_rank;
 use common::tiny::{Folder, fixture, tokens};
 use moefold_profiles::CollectiveKind as Kind;
 use moefold_profiles::directory::{Key, Profile, Sample};
@@ -400,12 +402,36 @@ fn a_rank_that_hangs_ends_the_run_within_its_heartbeat() {
             errors.contains(who) && errors.contains("it has been silent for 2.0 s"),
             "{errors}"
         );
-        // Rank 0 stays a little for ranks that should be leaving.
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(7), "rank {hung}: {took:?}");
+    }
+}
+
+/// Nor does the process that started the ranks wait for it.
+#[test]
+fn a_rank_that_hangs_ends_the_command_within_its_heartbeat() {
+    let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
+    for hung in [1, 0] {
+        let out = bench.path(&format!("run-{hung}"));
+        let flags = "--launch processes --steps 100000 --heartbeat-s 2 --out";
+        let flags: Vec<&str> = flags.split(' ').chain([out.as_str()]).collect();
+        let mut command = bench.execute(&flags);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let parent = Guarded::start(&mut command);
+        await_steps(&out);
+        let mut ranks = children(parent.0.id()).into_iter();
+        let stopped = ranks.find(|&process| is_rank(process, hung));
+        let begun = Instant::now();
+        signal("STOP", stopped.expect("it trains"));
+        let (code, _, errors) = parent.ended();
+        assert_eq!(code, 1, "{errors}");
+        let who = format!("rank {hung} failed");
         assert!(
-            begun.elapsed() < Duration::from_secs(30),
-            "{:?}",
-            begun.elapsed()
+            errors.contains(&who) && errors.contains("it has been silent for 2.0 s"),
+            "{errors}"
         );
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(7), "rank {hung}: {took:?}");
     }
 }
 

@@ -7,6 +7,7 @@ mod common {
     pub(crate) mod outcome;
     pub(crate) mod plans;
     pub(crate) mod program;
+    pub(crate) mod rank;
     pub(crate) mod runs;
     pub(crate) mod tiny;
 }
@@ -20,6 +21,7 @@ use common::json;
 use common::outcome::run;
 use common::plans::Bench;
 use common::program::program;
+use common::rank::is_rank;
 use common::runs::{ENDLESS, FOUR, TWO, until};
 use moefold_profiles::random::SplitMix64;
 
@@ -46,17 +48,11 @@ impl<'a> Restarting<'a> {
 
     /// The process of a rank, of those that are there now.
     fn rank(&mut self, rank: u32) -> u32 {
-        let variable = format!("RANK={rank}");
-        let is_it = |&process: &u32| {
-            let all = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
-            all.split(|&byte| byte == 0)
-                .any(|set| set == variable.as_bytes())
-        };
         let mut found = None;
         until("a rank", || {
             let mut all = children(self.child.0.id());
             all.retain(|process| !self.gone.contains(process));
-            found = all.into_iter().find(is_it);
+            found = all.into_iter().find(|&process| is_rank(process, rank));
             found.is_some()
         });
         found.expect("it was waited for")

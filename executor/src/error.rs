@@ -193,6 +193,8 @@ pub enum Blame {
     Own,
     /// That of another rank, with which it ends.
     Rank(u32),
+    /// That of another rank, which says nothing any more.
+    Silent(u32),
     /// That of others, which it does not know.
     Others,
     /// That of the run: the same comes of the same steps, or its directory is gone.
@@ -209,9 +211,14 @@ impl Error {
             ) => missing
                 .first()
                 .map_or(Blame::Others, |&rank| Blame::Rank(rank)),
-            Self::Transport(TransportError::Stopped { failed_rank, .. }) => {
-                Blame::Rank(*failed_rank)
-            }
+            Self::Transport(TransportError::Stopped {
+                failed_rank,
+                is_silent,
+                ..
+            }) => match is_silent {
+                true => Blame::Silent(*failed_rank),
+                false => Blame::Rank(*failed_rank),
+            },
             // All ranks of a machine write to its disks: such a failure is at no place.
             Self::Rendezvous(_) | Self::Save { .. } | Self::Io { .. } | Self::Profile(_) => {
                 Blame::Others

@@ -364,6 +364,8 @@ pub enum TransportError {
         failed_rank: u32,
         /// How.
         failure: String,
+        /// Whether it was given up because it said nothing, so that it may never end by itself.
+        is_silent: bool,
     },
     /// Other ranks did not come in time.
     #[error(

@@ -190,6 +190,8 @@ struct Slot {
 pub(super) struct Failure {
     pub(super) rank: u32,
     pub(super) message: String,
+    /// Whether the rank was given up because it said nothing, so that it may never end by itself.
+    pub(super) is_silent: bool,
 }
 
 /// Posts of a rank that are on their way: not all who collect them have.
@@ -206,6 +208,8 @@ pub(super) struct Mailbox {
     groups: Mutex<HashMap<GroupKey, Arc<Group>>>,
     failure: OnceLock<Failure>,
     left: Vec<AtomicBool>,
+    /// Ranks that were given up because they said nothing.
+    silent: Vec<AtomicBool>,
     /// By rank.
     on_the_way: Vec<Mutex<OnTheWay>>,
     /// Bytes that one rank may have there.
@@ -225,6 +229,7 @@ impl Mailbox {
             groups: Mutex::default(),
             failure: OnceLock::new(),
             left: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
+            silent: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
             on_the_way: (0..ranks).map(|_| Mutex::default()).collect(),
             limit: u64::MAX,
             present: Mutex::new(ranks),
@@ -274,9 +279,33 @@ impl Mailbox {
 
     /// Records the first failure and wakes every rank that waits.
     pub(super) fn poison(&self, rank: u32, message: String) {
-        if self.failure.set(Failure { rank, message }).is_ok() {
+        self.fail(Failure {
+            rank,
+            message,
+            is_silent: false,
+        });
+    }
+
+    /// The same of a rank that says nothing any more, which nobody is to wait for.
+    pub(super) fn give_up(&self, rank: u32, message: String) {
+        self.silent[rank as usize].store(true, Ordering::SeqCst);
+        self.fail(Failure {
+            rank,
+            message,
+            is_silent: true,
+        });
+    }
+
+    fn fail(&self, failure: Failure) {
+        if self.failure.set(failure).is_ok() {
             self.wake_all();
         }
+    }
+
+    /// Whether a rank was given up.
+    pub(super) fn is_silent(&self, rank: u32) -> bool {
+        let silent = self.silent.get(rank as usize);
+        silent.is_some_and(|silent| silent.load(Ordering::SeqCst))
     }
 
     /// A rank has returned: it will post nothing more.
@@ -483,6 +512,7 @@ impl Mailbox {
                 place: place(),
                 failed_rank: failure.rank,
                 failure: failure.message.clone(),
+                is_silent: failure.is_silent,
             });
         }
         let gone: Vec<usize> = missing.iter().copied().filter(|&i| left[i]).collect();

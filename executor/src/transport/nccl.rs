@@ -529,6 +529,7 @@ fn error(rank: u32, place: Place, bytes: u64, cause: Cause) -> TransportError {
             place,
             failed_rank: failure.rank,
             failure: failure.message,
+            is_silent: failure.is_silent,
         },
     }
 }

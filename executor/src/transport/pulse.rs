@@ -80,7 +80,7 @@ pub(super) fn watch(mut connection: TcpStream, rank: u32, mailbox: &Mailbox, pat
     loop {
         match next(&mut connection, patience) {
             Ok(true) if connection.write_all(&BEAT).is_ok() => {}
-            Ok(false) => return mailbox.poison(rank, silent(patience)),
+            Ok(false) => return mailbox.give_up(rank, silent(patience)),
             _ => return,
         }
     }

@@ -153,6 +153,7 @@ impl Remote {
             rank: self.rank,
             place: place(),
             failed_rank: 0,
+            is_silent: is_silence(&cause),
             failure: format!("the connection to it broke ({cause})"),
         };
         let named = self.groups.borrow().get(&group.key).copied();
@@ -237,6 +238,7 @@ impl Mail for Remote {
             Ok((other, _)) => panic!("rank 0 answers a question with {other:?}"),
             Err(cause) => Some(Failure {
                 rank: 0,
+                is_silent: is_silence(&cause),
                 message: format!("the connection to it broke ({cause})"),
             }),
         }
@@ -245,6 +247,11 @@ impl Mail for Remote {
     fn shared(&self) -> &Mailbox {
         panic!("ranks that are processes do not share memory of a GPU");
     }
+}
+
+/// Whether a connection was given up because nothing came.
+fn is_silence(cause: &io::Error) -> bool {
+    cause.kind() == io::ErrorKind::TimedOut
 }
 
 /// Serves one rank until its connection ends; an end without a goodbye is its failure.

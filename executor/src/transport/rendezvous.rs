@@ -126,8 +126,8 @@ struct State {
     begun: bool,
     /// Whether nobody else is let in.
     closed: bool,
-    /// Connections of those who said who they are that have not ended.
-    open: usize,
+    /// Who said who they are on connections that have not ended, by the number of the connection.
+    open: BTreeMap<u64, u32>,
 }
 
 /// A rank that has come, or said that it will not.
@@ -247,17 +247,15 @@ impl Server {
         }
     }
 
-    /// Stays while other ranks are still at work, and a little for those that should be leaving.
+    /// Stays while other ranks are still at work, and a little for those that should be leaving; not for those that
+    /// were given up.
     pub(super) fn stay(&self, deadline: Duration) {
         let begun = Instant::now();
+        let mailbox = self.shared.mailbox.get();
+        let is_awaited = |rank: &u32| mailbox.is_none_or(|mailbox| !mailbox.is_silent(*rank));
         let mut state = self.shared.lock();
-        while state.open > 0 {
-            let failure = self
-                .shared
-                .mailbox
-                .get()
-                .and_then(|mailbox| mailbox.failure());
-            let patience = match failure {
+        while state.open.values().any(is_awaited) {
+            let patience = match mailbox.and_then(|mailbox| mailbox.failure()) {
                 None => deadline,
                 Some(_) => deadline.min(GOODBYE),
             };
@@ -404,10 +402,10 @@ fn receive(mut connection: TcpStream, number: u64, peer: SocketAddr, shared: &Sh
             return;
         }
     };
-    state.open += 1;
+    state.open.insert(number, hello.rank);
     drop(state);
     attend(connection, number, hello, peer, shared);
-    shared.lock().open -= 1;
+    shared.lock().open.remove(&number);
     shared.changed.notify_all();
 }
 

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::mailbox::Payload;
 
 /// What a connection begins with. The last number is the version of the protocol.
-pub(super) const MAGIC: [u8; 12] = *b"moefold\n\0\0\0\x04";
+pub(super) const MAGIC: [u8; 12] = *b"moefold\n\0\0\0\x05";
 
 /// The longest header: names and ranks of groups, messages.
 const HEADER_LIMIT: u64 = 1 << 20;
