@@ -215,10 +215,10 @@ impl Error {
                 failed_rank,
                 is_silent,
                 ..
-            }) => match is_silent {
-                true => Blame::Silent(*failed_rank),
-                false => Blame::Rank(*failed_rank),
-            },
+            }) if *is_silent => Blame::Silent(*failed_rank),
+            Self::Transport(TransportError::Stopped { failed_rank, .. }) => {
+                Blame::Rank(*failed_rank)
+            }
             // All ranks of a machine write to its disks: such a failure is at no place.
             Self::Rendezvous(_) | Self::Save { .. } | Self::Io { .. } | Self::Profile(_) => {
                 Blame::Others

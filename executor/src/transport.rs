@@ -41,6 +41,7 @@ pub(crate) use communicator::ranks_of_link;
 pub use launched::{Launched, SECRET_VARIABLE, TIMEOUT_VARIABLE};
 pub(crate) use mailbox::Payload;
 pub use remote::answered;
+pub use rendezvous::greeted;
 #[cfg(test)]
 pub(crate) use rendezvous::tests::world_of;
 pub use secret::new_secret;

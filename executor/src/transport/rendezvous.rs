@@ -11,7 +11,7 @@
 //! deadline.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io::{self, Read, Write as _};
+use std::io::{self, Read, Write};
 use std::net::{
     IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _,
 };
@@ -158,18 +158,8 @@ impl Server {
         let listener = listen(launched)?;
         let failed = |cause: io::Error| rendezvous(launched, &format!("could not listen: {cause}"));
         listener.set_nonblocking(true).map_err(failed)?;
-        let shared = Arc::new(Shared {
-            job: launched.job.clone(),
-            ranks: launched.ranks,
-            secret: launched.secret.clone(),
-            meeting: OnceLock::new(),
-            mailbox: OnceLock::new(),
-            state: Mutex::new(State {
-                came: (0..launched.ranks).map(|_| None).collect(),
-                ..State::default()
-            }),
-            changed: Condvar::new(),
-        });
+        let secret = launched.secret.clone();
+        let shared = Arc::new(Shared::new(launched.job.clone(), launched.ranks, secret));
         let accepting = Arc::clone(&shared);
         thread::Builder::new()
             .name("rendezvous".to_owned())
@@ -282,6 +272,21 @@ impl Drop for Server {
 }
 
 impl Shared {
+    fn new(job: String, ranks: u32, secret: Secret) -> Self {
+        Self {
+            job,
+            ranks,
+            secret,
+            meeting: OnceLock::new(),
+            mailbox: OnceLock::new(),
+            state: Mutex::new(State {
+                came: (0..ranks).map(|_| None).collect(),
+                ..State::default()
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
     /// In what the terms of a rank that has come are not rank 0's.
     fn differ(&self, state: &State) -> Option<String> {
         let ours = &self.meeting.get()?.terms;
@@ -455,8 +460,13 @@ fn greeting(connection: &mut TcpStream, secret: &Secret) -> io::Result<Hello> {
         connection,
         until: Instant::now() + GREETING,
     };
+    greet(&mut hasty, nonce(), secret)
+}
+
+/// The same over anything, with this number of rank 0's.
+fn greet(other: &mut (impl Read + Write), own: Nonce, secret: &Secret) -> io::Result<Hello> {
     let mut magic = [0; MAGIC.len()];
-    hasty.read_exact(&mut magic)?;
+    other.read_exact(&mut magic)?;
     if magic != MAGIC {
         let name = MAGIC.len() - 1;
         let why = if magic[..name] == MAGIC[..name] {
@@ -466,13 +476,11 @@ fn greeting(connection: &mut TcpStream, secret: &Secret) -> io::Result<Hello> {
         };
         return Err(io::Error::other(why));
     }
-    let mut nonces = [[0; PROOF], nonce()];
-    hasty.read_exact(&mut nonces[0])?;
+    let mut nonces = [[0; PROOF], own];
+    other.read_exact(&mut nonces[0])?;
     let ours = secret.proof(Side::First, &nonces, "");
-    hasty
-        .connection
-        .write_all(&[&MAGIC[..], &nonces[1], ours.as_bytes()].concat())?;
-    let proven: Proven = wire::read(&mut hasty).map_err(|cause| match cause.kind() {
+    other.write_all(&[&MAGIC[..], &nonces[1], ours.as_bytes()].concat())?;
+    let proven: Proven = wire::read(other).map_err(|cause| match cause.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
             io::Error::other("it left where it was to prove that it knows the secret of this run")
         }
@@ -500,6 +508,70 @@ impl Read for Hasty<'_> {
         self.connection.set_read_timeout(Some(rest))?;
         self.connection.read(into)
     }
+}
+
+impl Write for Hasty<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.connection.write(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.connection.flush()
+    }
+}
+
+/// A connection on which all was said before anybody answered.
+struct Recorded<'a>(&'a [u8]);
+
+impl Read for Recorded<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into)
+    }
+}
+
+impl Write for Recorded<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        Ok(from.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Rank 0's number in what is recorded.
+const RECORDED: Nonce = [7; PROOF];
+
+/// The secret there.
+fn recorded_secret() -> Secret {
+    Secret::of("a secret that was recorded")
+}
+
+/// What a process says to a rank 0 with [`RECORDED`] that knows the secret and says `hello` of itself.
+fn recorded(hello: &str) -> Vec<u8> {
+    let theirs = [1; PROOF];
+    let proof = recorded_secret().proof(Side::Other, &[theirs, RECORDED], hello);
+    let proven = Proven {
+        hello: hello.to_owned(),
+        proof: *proof.as_bytes(),
+    };
+    let mut said = [&MAGIC[..], &theirs].concat();
+    wire::write(&mut said, &proven, &[]).expect("memory takes all");
+    said
+}
+
+/// Whether rank 0 of two lets in who says `sent` on a connection, or why not; where that is an object of JSON, who
+/// says that of itself and knows the secret.
+pub fn greeted(sent: &[u8]) -> Result<(), String> {
+    let proven = match str::from_utf8(sent) {
+        Ok(hello) if hello.starts_with('{') => Some(recorded(hello)),
+        _ => None,
+    };
+    let mut other = Recorded(proven.as_deref().unwrap_or(sent));
+    let hello =
+        greet(&mut other, RECORDED, &recorded_secret()).map_err(|cause| cause.to_string())?;
+    let shared = Shared::new("a job".to_owned(), 2, recorded_secret());
+    shared.admit(hello, 1, (Ipv4Addr::LOCALHOST, 1).into())
 }
 
 impl Shared {

@@ -889,6 +889,30 @@ fn what_was_collected_is_on_its_way_no_more() {
     });
 }
 
+/// Where hostile inputs of a greeting are.
+const GREETINGS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../tests/hostile/corpus/greeting"
+);
+
+#[test]
+fn golden_what_hostile_greetings_begin_with_is_let_in() {
+    let read = |name: &str| std::fs::read(format!("{GREETINGS}/{name}")).expect("it is there");
+    let hello = read("hello.json");
+    assert_eq!(greeted(&hello), Ok(()));
+    let text = String::from_utf8(hello).expect("UTF-8");
+    assert!(read("whole") == recorded(&text), "it is of another version");
+    assert_eq!(greeted(&recorded(&text)), Ok(()));
+    let mut other = recorded(&text);
+    // Of the first number, which the proof is over.
+    other[MAGIC.len()] ^= 1;
+    let refused = greeted(&other).expect_err("it proves nothing");
+    assert!(refused.contains("does not know the secret"), "{refused}");
+    let twice = text.replace("\"rank\":1", "\"rank\":2");
+    let refused = greeted(twice.as_bytes()).expect_err("there are two");
+    assert!(refused.contains("rank 2 came twice"), "{refused}");
+}
+
 #[test]
 fn who_hangs_is_noticed_by_its_pulse_and_who_computes_is_not() {
     let patience = Duration::from_millis(400);
