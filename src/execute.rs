@@ -146,6 +146,7 @@ fn save(args: &ExecuteArgs, plan: &Plan, ran: Ran) -> Result<Shown, Failure> {
         unwritten,
     } = ran;
     let mut unwritten: Vec<Failure> = unwritten.into_iter().collect();
+    let unsaved = unsaved(&trained.unsaved);
     if let Some(folder) = &args.save_hf {
         let config = weights::hf_config(&plan.model);
         let saved = config.and_then(|config| trained.weights.save(folder, &config));
@@ -154,7 +155,7 @@ fn save(args: &ExecuteArgs, plan: &Plan, ran: Ran) -> Result<Shown, Failure> {
     if let Some(dir) = &args.profile_out {
         unwritten.extend(profile.save(dir).map_err(Failure::runtime).err());
     }
-    if unwritten.is_empty() {
+    if unwritten.is_empty() && unsaved.is_none() {
         return Ok(Shown {
             dir,
             steps: trained.steps,
@@ -162,11 +163,21 @@ fn save(args: &ExecuteArgs, plan: &Plan, ran: Ran) -> Result<Shown, Failure> {
             checkpoints: trained.checkpoints,
         });
     }
-    let all: Vec<String> = unwritten.iter().map(ToString::to_string).collect();
-    Err(Failure::Runtime(anyhow!(
-        "the run ended, and not all of it is there: {}",
-        all.join("; ")
-    )))
+    let unwritten = unwritten.iter().map(ToString::to_string);
+    let all: Vec<String> = unsaved.into_iter().chain(unwritten).collect();
+    Err(Failure::runtime(Error::Unsaved(all.join("; "))))
+}
+
+/// What is to be said at the end of checkpoints that could not be written, each of which was said when it failed.
+fn unsaved(all: &[String]) -> Option<String> {
+    match all {
+        [] => None,
+        [one] => Some(one.clone()),
+        [.., last] => Some(format!(
+            "{} checkpoints, of which the last: {last}",
+            all.len()
+        )),
+    }
 }
 
 /// What a run is shown by.
@@ -297,23 +308,32 @@ impl Claims {
 /// The end that a signal asked for.
 fn stopped(signal: usize, ran: Option<&Ran>, options: &TrainOptions, plan: &Plan) -> Failure {
     let name = signals::name(signal);
-    let error = ran.map_or_else(
-        || anyhow!("{name}: stopped with the other ranks"),
-        |ran| {
-            let done = ran.trained.steps.last().map_or(0, |step| step.step + 1);
-            let saved = ran.trained.checkpoints.last().map_or(String::new(), |saved| {
-                format!("; checkpoint: {}", described(saved))
-            });
-            let unwritten = ran.unwritten.as_ref().map_or(String::new(), |why| format!("; {why}"));
-            let dir = ran.dir.display();
-            anyhow!(
-                "{name}: stopped after {done} steps of {} of {}{saved}; `--resume {dir}` goes on from it{unwritten}",
-                options.steps,
-                plan.model.name
-            )
-        },
+    let Some(ran) = ran else {
+        return Failure::Signalled(signal, anyhow!("{name}: stopped with the other ranks"));
+    };
+    let done = ran.trained.steps.last().map_or(0, |step| step.step + 1);
+    let dir = ran.dir.display();
+    let saved = ran.trained.checkpoints.last();
+    let goes_on = saved.map_or(String::new(), |saved| {
+        format!(
+            "; checkpoint: {}; `--resume {dir}` goes on from it",
+            described(saved)
+        )
+    });
+    let unwritten = ran.unwritten.iter().map(ToString::to_string);
+    let missing = unsaved(&ran.trained.unsaved).into_iter().chain(unwritten);
+    let missing: String = missing.map(|why| format!("; {why}")).collect();
+    let error = anyhow!(
+        "{name}: stopped after {done} steps of {} of {}{goes_on}{missing}",
+        options.steps,
+        plan.model.name
     );
-    Failure::Signalled(signal, error)
+    if saved.is_some_and(|saved| saved.step == done) {
+        Failure::Signalled(signal, error)
+    } else {
+        // The checkpoint that a signal asks for is what could not be written.
+        Failure::Runtime(error)
+    }
 }
 
 /// What a run came to on rank 0.

@@ -148,6 +148,31 @@ fn a_log_that_fails_does_not_cost_the_run() {
     assert!(!Path::new(&bench.path("end/summary.json")).exists());
 }
 
+/// Of a run whose checkpoints have no place any more, also at its end.
+#[test]
+fn checkpoints_that_fail_do_not_cost_the_run() {
+    let bench = Bench::new(&[ONE]);
+    let arguments = "--steps 200 --save-every 2 --out run --save-hf weights";
+    let arguments: Vec<&str> = arguments.split(' ').collect();
+    let child = Guarded::start(&mut bench.execute("1", &arguments));
+    await_steps(&bench.path("run"));
+    let [folder, aside] = ["run/checkpoints", "aside"].map(|name| bench.path(name));
+    fs::rename(&folder, &aside).expect("it is there");
+    fs::write(&folder, "").expect("writable");
+    let (code, _, errors) = child.ended();
+    assert_eq!(code, 1, "{errors}");
+    for part in [
+        "; training goes on, and the next is tried when it is due",
+        "not all of it is there: ",
+        "of which the last: no checkpoint after 200 steps: rank 0: ",
+    ] {
+        assert!(errors.contains(part), "{part:?} is not in: {errors}");
+    }
+    assert_eq!(bench.steps("run").len(), 200);
+    assert!(Path::new(&bench.path("weights/model.safetensors")).is_file());
+    assert!(Path::new(&bench.path("run/summary.json")).is_file());
+}
+
 #[test]
 fn runs_that_begin_together_have_a_directory_each_or_are_refused() {
     let bench = Bench::new(&[ONE]);

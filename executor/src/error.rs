@@ -92,6 +92,9 @@ pub enum Error {
         /// What the system said.
         cause: std::io::Error,
     },
+    /// A run that ended could not write all that it was to leave.
+    #[error("the run ended, and not all of it is there: {0}")]
+    Unsaved(String),
     /// What was to be saved is no number.
     #[error(
         "{tensor}: {count} of {of} values of its {what} are no finite numbers (the first is {found}), so nothing of \
@@ -179,6 +182,7 @@ impl Error {
             | Self::Device(_)
             | Self::Rendezvous(_)
             | Self::Save { .. }
+            | Self::Unsaved(_)
             | Self::Lost { .. }
             | Self::NotFinite { .. }
             | Self::Spawn { .. } => false,
@@ -197,7 +201,7 @@ pub enum Blame {
     Silent(u32),
     /// That of others, which it does not know.
     Others,
-    /// That of the run: the same comes of the same steps, or its directory is gone.
+    /// That of the run: the same comes of the same steps, its directory is gone, or it has ended.
     Run,
 }
 
@@ -223,7 +227,10 @@ impl Error {
             Self::Rendezvous(_) | Self::Save { .. } | Self::Io { .. } | Self::Profile(_) => {
                 Blame::Others
             }
-            Self::Diverged { .. } | Self::NotFinite { .. } | Self::Lost { .. } => Blame::Run,
+            Self::Diverged { .. }
+            | Self::NotFinite { .. }
+            | Self::Lost { .. }
+            | Self::Unsaved(_) => Blame::Run,
             _ => Blame::Own,
         }
     }

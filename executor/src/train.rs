@@ -53,6 +53,8 @@ pub struct Trained {
     pub weights: Collector,
     /// The checkpoints that were saved, those that are not kept any more among them.
     pub checkpoints: Vec<Written>,
+    /// Why others were not that were due, a sentence each.
+    pub unsaved: Vec<String>,
 }
 
 /// Trains `model` as `plan` says, on ranks that are threads of this process. `on_step` is called after
@@ -156,8 +158,8 @@ pub fn run_in(
             Ok(())
         };
         let records = gather::at_first(rank, record, &weights, &collector)?;
-        let checkpoints = saver.map_or(Vec::new(), Saver::into_written);
-        Ok(((steps, checkpoints), records))
+        let saved = saver.map(Saver::into_saved).unwrap_or_default();
+        Ok(((steps, saved), records))
     };
     let terms = if world.is_apart() {
         terms(plan, model, batch, options, data, &weights, keep_weights)?
@@ -176,7 +178,7 @@ pub fn run_in(
     if !world.has_first() {
         return Ok(None);
     }
-    let (steps, checkpoints) = told.swap_remove(0);
+    let (steps, (checkpoints, unsaved)) = told.swap_remove(0);
     let mut times = Vec::new();
     let mut spans = Vec::new();
     let mut peaks = Vec::new();
@@ -212,6 +214,7 @@ pub fn run_in(
         measured: Measurements { device, samples },
         steps,
         checkpoints,
+        unsaved,
     }))
 }
 

@@ -3,7 +3,8 @@
 //! A save begins with a copy of the rank's states in memory of the host, which training waits for. A thread writes the
 //! copy; training goes on meanwhile. After each step ranks tell each other how far they are ([`Saver::word`]), in the
 //! exchange that ends it anyway. Once all files are there, rank 0 writes the index and gives the checkpoint its name, on
-//! a thread too. One save is under way at a time: one that is due waits for the one before.
+//! a thread too. One save is under way at a time: one that is due waits for the one before. One that cannot be
+//! written is given up on all ranks, which leaves the one before it, and training goes on.
 
 use std::fs;
 use std::io;
@@ -42,6 +43,8 @@ pub(crate) struct Saver<'a> {
     /// Whether ranks have begun one and not met since; the same on all.
     is_open: bool,
     written: Vec<Written>,
+    /// Why those are not there that were due and could not be written.
+    unsaved: Vec<String>,
     /// Whether rank 0 has changed anything in the folder.
     changed: &'a AtomicBool,
 }
@@ -101,6 +104,7 @@ impl<'a> Saver<'a> {
             attempt: None,
             is_open: false,
             written: Vec::new(),
+            unsaved: Vec::new(),
             changed,
         }))
     }
@@ -121,13 +125,15 @@ impl<'a> Saver<'a> {
             .is_some_and(|every| step.is_multiple_of(every) || step == self.last)
     }
 
-    /// The checkpoints that were saved; on ranks other than 0 their own part of each.
-    pub(crate) fn into_written(mut self) -> Vec<Written> {
-        std::mem::take(&mut self.written)
+    /// The checkpoints that were saved, on ranks other than 0 their own part of each, and why others were not that were
+    /// due, a sentence each.
+    pub(crate) fn into_saved(mut self) -> (Vec<Written>, Vec<String>) {
+        let written = std::mem::take(&mut self.written);
+        (written, std::mem::take(&mut self.unsaved))
     }
 
     /// Begins to save the state after `step` steps; all ranks do. When it returns, training may change it. The run goes
-    /// on without one that `is_extra`, where that cannot be written; `note` then hears of it.
+    /// on without it where it cannot be written; `note` then hears of it. One that `is_extra` was not due.
     pub(crate) fn begin(
         &mut self,
         trainer: &Trainer,
@@ -204,7 +210,7 @@ impl<'a> Saver<'a> {
         }) = &self.attempt
             && thread.is_finished()
         {
-            self.end(note)?;
+            self.end(note);
         }
         Ok(())
     }
@@ -227,12 +233,12 @@ impl<'a> Saver<'a> {
         }
         let is_first = self.rank.rank() == 0;
         if is_first {
-            self.end(note)?;
+            self.end(note);
         }
         // Together into the next step, whose time would else hold the rest of this.
         self.world.barrier()?;
         if !is_first {
-            self.end(note)?;
+            self.end(note);
         }
         self.is_open = false;
         for written in &mut self.written[before..] {
@@ -249,29 +255,38 @@ impl<'a> Saver<'a> {
     pub(crate) fn save(&mut self, trainer: &Trainer, step: u64) -> Result<Written, Error> {
         self.begin(trainer, step, false, &|_| ())?;
         self.settle(&|_| ())?;
-        Ok(self.written.last().expect("it was saved").clone())
+        let saved = self.written.last().cloned();
+        saved.ok_or_else(|| Error::Unsaved(self.unsaved.join("; ")))
     }
 
-    /// A rank could not write its file: gives up where the run goes on without, else fails on that rank.
+    /// A rank could not write its file: all give up theirs, and hear why.
     fn fail(&mut self, note: &dyn Fn(&str)) -> Result<(), Error> {
         let Some(attempt) = self.attempt.take() else {
             return Ok(());
         };
         let (step, is_extra) = (attempt.step, attempt.is_extra);
-        let own = attempt.given_up();
+        let own = attempt.given_up().map(|error| error.to_string());
         take_back(&self.folder, step, self.rank.rank());
-        match own {
-            Some(error) if !is_extra => return Err(error),
-            // The rank that could not ends the run.
-            None if !is_extra => return Ok(()),
-            _ => {}
-        }
-        let why = own.map_or_else(
-            || "another rank could not write its part".to_owned(),
-            |error| error.to_string(),
-        );
-        note(&format!("no checkpoint after {step} steps: {why}"));
+        let said = words_of(own.unwrap_or_default().as_bytes());
+        let all = self.world.exchange_counts(&said)?;
+        let why = (0..).zip(&all).find_map(|(rank, said)| {
+            let said = String::from_utf8(bytes_of(said)?).ok()?;
+            (!said.is_empty()).then(|| format!("rank {rank}: {said}"))
+        });
+        self.go_on(step, is_extra, &why.unwrap_or_default(), note);
         Ok(())
+    }
+
+    /// Says that the run goes on without a checkpoint.
+    fn go_on(&mut self, step: u64, is_extra: bool, why: &str, note: &dyn Fn(&str)) {
+        let what = format!("no checkpoint after {step} steps: {why}");
+        if is_extra {
+            return note(&what);
+        }
+        note(&format!(
+            "{what}; training goes on, and the next is tried when it is due"
+        ));
+        self.unsaved.push(what);
     }
 
     /// All files are there: tells rank 0 what is in them, which gives the checkpoint its name.
@@ -310,29 +325,22 @@ impl<'a> Saver<'a> {
     }
 
     /// Waits for rank 0's part of the end, and notes what was written.
-    fn end(&mut self, note: &dyn Fn(&str)) -> Result<(), Error> {
+    fn end(&mut self, note: &dyn Fn(&str)) {
         let Some(attempt) = self.attempt.take() else {
-            return Ok(());
+            return;
         };
         let (bytes, not_removed) = match attempt.at {
             At::Naming(thread) => match joined(thread) {
                 Ok(named) => named,
                 Err(error) => {
-                    take_back(&self.folder, attempt.step, self.rank.rank());
-                    if !attempt.is_extra {
-                        return Err(error);
-                    }
                     // The others have written all of theirs, and believe it complete.
                     drop(fs::remove_dir_all(partial(&self.folder, attempt.step)));
-                    note(&format!(
-                        "no checkpoint after {} steps: {error}",
-                        attempt.step
-                    ));
-                    return Ok(());
+                    self.go_on(attempt.step, attempt.is_extra, &error.to_string(), note);
+                    return;
                 }
             },
             At::Told(bytes) => (bytes, Vec::new()),
-            At::Writing(_) | At::Written(_) | At::Failed(_) => return Ok(()),
+            At::Writing(_) | At::Written(_) | At::Failed(_) => return,
         };
         self.written.push(Written {
             dir: folder_of(&self.folder, attempt.step),
@@ -342,7 +350,6 @@ impl<'a> Saver<'a> {
             held_s: attempt.held_s,
             not_removed,
         });
-        Ok(())
     }
 }
 

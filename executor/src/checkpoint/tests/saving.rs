@@ -28,40 +28,65 @@ fn a_run_keeps_its_last_checkpoints_and_nothing_half_written() {
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_nothing() {
+fn a_checkpoint_that_cannot_be_written_is_said_and_the_next_is_tried_when_it_is_due() {
     let mut bench = Bench::new("mixtral", 8);
-    bench.options.steps = 2;
-    let failed = |plant: &(dyn Fn(&Path) + Sync)| {
+    // A run that goes on after two steps, up to `steps`, with `plant` where its next checkpoint is to be: the steps that
+    // are saved, what was said, and what is left.
+    let mut failed = |steps: u64, plant: &(dyn Fn(&Path) + Sync)| {
         let run = folder();
         let all = run.path().join(FOLDER);
-        fs::create_dir_all(&all).expect("creates");
-        let options = bench.saving(2, run.path());
-        // A run makes way for its checkpoints in its first step.
-        let (failed, _) = watched(&bench, &options, &Control::default(), &|step| {
-            if step == 0 {
-                plant(&all.join("step-2.partial"));
-            }
-        });
-        let Err(error) = failed else {
-            panic!("it cannot be written")
+        bench.options.steps = 2;
+        let begun = bench.train([4, 2, 4, 1, 2], &bench.saving(2, run.path()));
+        begun.expect("trains");
+        bench.options.steps = steps;
+        let mut options = bench.saving(2, run.path());
+        let before = || {
+            let found = find(run.path()).expect("the one before is there").resumed;
+            assert_eq!(found.step, 2);
+            Checkpoint::open(&found.checkpoint, &bench.model).expect("it is whole");
+            found
         };
-        assert!(!error.is_bad_request(), "{error}");
-        assert_eq!(names(&all), [""; 0]);
-        error.to_string()
+        options.init = Init::Resume(before());
+        let (trained, notes) = watched(&bench, &options, &Control::default(), &|step| match step {
+            2 => plant(&partial(&all, 4)),
+            5 => drop(before()),
+            _ => {}
+        });
+        let trained = trained.expect("training goes on");
+        assert_eq!(trained.steps.len() as u64, steps - 2);
+        let weights = run.path().join("weights");
+        let saved = trained.weights.save(&weights, &serde_json::json!({}));
+        saved.expect("weights are saved all the same");
+        let [why] = &trained.unsaved[..] else {
+            panic!("{:?}", trained.unsaved)
+        };
+        let said = format!("{why}; training goes on, and the next is tried when it is due");
+        assert_eq!(notes, [said]);
+        let written = trained.checkpoints.iter().map(|written| written.step);
+        (written.collect::<Vec<_>>(), why.clone(), names(&all))
     };
     // A file is where the folder should be, and a folder where the file of a rank should be.
-    let text = failed(&|partial| fs::write(partial, "").expect("writes"));
-    assert!(text.contains("step-2.partial: could not create"), "{text}");
-    let text = failed(&|partial| {
+    let (saved, why, left) = failed(8, &|partial| fs::write(partial, "").expect("writes"));
+    assert_eq!(saved, [6, 8]);
+    assert!(why.contains("step-4.partial: could not create"), "{why}");
+    assert_eq!(left, ["step-6", "step-8"], "nothing half-written");
+    let in_the_way = |partial: &Path| {
         fs::create_dir_all(partial.join("rank-1.safetensors")).expect("creates");
-    });
+    };
+    let (saved, why, left) = failed(8, &in_the_way);
+    assert_eq!(saved, [6, 8]);
     for part in [
-        "step-2.partial/rank-1.safetensors: could not write the checkpoint",
+        "no checkpoint after 4 steps: rank 1: ",
+        "step-4.partial/rank-1.safetensors: could not write the checkpoint",
         "MiB: Is a directory",
-        "goes on from the last complete one, if any",
     ] {
-        assert!(text.contains(part), "{text}");
+        assert!(why.contains(part), "{why}");
     }
+    assert_eq!(left, ["step-6", "step-8"]);
+    // The last one of a run: only what was planted is left beside the one before.
+    let (saved, _, left) = failed(4, &in_the_way);
+    assert_eq!(saved, [0; 0]);
+    assert_eq!(left, ["step-2", "step-4.partial"]);
 }
 
 #[test]
