@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::anyhow;
 use moefold_executor::Error;
 use moefold_executor::checkpoint::{self, Written};
-use moefold_executor::claim::{self, Claim};
+use moefold_executor::claim::Claim;
 use moefold_executor::control::{Control, Watch};
 use moefold_executor::data::{
     Blend, Order, Packing, Samples, Share, TokenStream, Tokenizer, Validation,
@@ -105,7 +105,8 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
             |claims| claims.run.path().to_owned(),
         ),
     });
-    let (run, _weights) = claims.map_or((None, None), |claims| (Some(claims.run), claims.weights));
+    // Those beside the run directory are held until the end.
+    let (run, _beside) = claims.map(|claims| (claims.run, claims.beside)).unzip();
     let keep_weights = args.save_hf.is_some();
     signals::catch()?;
     let within = Duration::from_secs(args.stop_within.into());
@@ -276,7 +277,8 @@ fn init(args: &ExecuteArgs, output: Option<Output>) -> Result<Init, Failure> {
 /// What a run will write, held and tried before its first step.
 struct Claims {
     run: Claim,
-    weights: Option<Claim>,
+    /// Directories of weights and of the profile, where there are any.
+    beside: [Option<Claim>; 2],
 }
 
 impl Claims {
@@ -287,21 +289,21 @@ impl Claims {
             None => Claim::numbered(Path::new("runs"), "run"),
         };
         let run = run.map_err(failure)?;
-        let hold = |folder: &PathBuf| {
+        let of_weights = |folder: &PathBuf| {
             let claim = Claim::of_directory(folder, "weights are written")?;
             claim.check_room(weights::saved_bytes(&plan.model), "the weights")?;
             Ok(claim)
         };
-        let weights = args
-            .save_hf
-            .as_ref()
-            .map(hold)
-            .transpose()
-            .map_err(failure)?;
-        if let Some(dir) = &args.profile_out {
-            claim::probe_directory(dir).map_err(failure)?;
-        }
-        Ok(Self { run, weights })
+        // One of an earlier run is replaced.
+        let of_profile = |dir: &PathBuf| {
+            let claim = Claim::again(dir, "a profile is written")?;
+            claim.probe(1)?;
+            Ok(claim)
+        };
+        let weights = args.save_hf.as_ref().map(of_weights).transpose();
+        let profile = args.profile_out.as_ref().map(of_profile).transpose();
+        let beside = [weights.map_err(failure)?, profile.map_err(failure)?];
+        Ok(Self { run, beside })
     }
 }
 

@@ -208,6 +208,19 @@ fn runs_that_begin_together_have_a_directory_each_or_are_refused() {
             [0, 1]
         );
     }
+    let profile = ["--profile-out", "profile"];
+    let arguments = [&ENDLESS[..], &["--out", "first"], &profile].concat();
+    let mut first = Guarded::start(&mut bench.execute("1", &arguments));
+    await_steps(&bench.path("first"));
+    let arguments = [&["--steps", "1", "--out", "second"][..], &profile].concat();
+    let (code, _, errors) = run(&mut bench.execute("1", &arguments));
+    first.kill();
+    assert_eq!(code, 2, "{errors}");
+    assert!(
+        errors.contains("profile: another run writes to it"),
+        "{errors}"
+    );
+    assert!(!Path::new(&bench.path("second")).exists());
 }
 
 #[test]

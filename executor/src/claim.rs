@@ -161,12 +161,6 @@ impl Claim {
     }
 }
 
-/// Sees that something can be written to a directory, which is made if need be.
-pub fn probe_directory(dir: &Path) -> Result<(), Error> {
-    fs::create_dir_all(dir).map_err(Error::io(dir, "create"))?;
-    probe(dir, 1)
-}
-
 impl Drop for Claim {
     fn drop(&mut self) {
         if self.is_made && self.is_there() {
