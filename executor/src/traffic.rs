@@ -42,8 +42,8 @@ pub(crate) fn most(
     let weights = saved_bytes(model);
     // A matrix of a layer has the residual stream on one side, so no row between two is as wide as all of a token's.
     let params = layers().map(|layer| count::layer(model, layer).active());
-    let width = params.max().unwrap_or(0) / model.hidden.max(1)
-        + product(&[model.hidden, model.residual_streams]);
+    let width = (params.max().unwrap_or(0) / model.hidden.max(1))
+        .saturating_add(product(&[model.hidden, model.residual_streams]));
     let moes = layers().filter_map(|layer| match &layer.ffn {
         Some(Ffn::Moe(moe)) => Some(moe),
         _ => None,
@@ -55,7 +55,8 @@ pub(crate) fn most(
         .capacity
         .map_or(1.0, |capacity| capacity.factor.max(1.0));
     let tokens = product(&[layout.mbs.into(), batch.seq_len, ranks, topk]);
-    let rows = (tokens as f64 * padded.ceil()) as u64 + experts * ranks;
+    let rows = (tokens as f64 * padded.ceil()) as u64;
+    let rows = rows.saturating_add(product(&[experts, ranks]));
     let passes = product(&[rows, width, number]);
     // Between stages a step goes there and back.
     let stages = product(&[

@@ -253,10 +253,9 @@ impl Mailbox {
             return Ok(());
         }
         Err(format!(
-            "it posted {numbers} bytes, with which {} posts of {bytes} bytes would be on their way, and a rank of \
+            "it posted {numbers} bytes: with {} posts before them {bytes} bytes would be on their way, and a rank of \
              this run has at most {}",
-            own.posts + 1,
-            self.limit
+            own.posts, self.limit
         ))
     }
 

@@ -3,7 +3,8 @@
 //! A rank asks and waits for the answer; at the other end a thread a rank puts what it is asked to
 //! that very [`Mailbox`], so that all that can go wrong between threads goes wrong between processes
 //! with the same words: a deadline, a rank that failed or left, calls that do not match. A connection
-//! that ends without a goodbye is the failure of its rank.
+//! that ends without a goodbye is the failure of its rank, and so is a request that the run has no use for: a body is
+//! read only where the request before it has one, and the rank no more on its way than the run needs.
 //!
 //! All data passes through rank 0. That is right for what a run needs of it, a few words (group
 //! members, counts, what is written at the end), and for CPU ranks it is simple and slow.
@@ -315,7 +316,7 @@ fn next(
     mailbox: &Mailbox,
     groups: &[Arc<Group>],
 ) -> io::Result<(Request, Vec<u8>)> {
-    let (request, announced) = wire::head(from)?;
+    let (request, announced) = wire::head::<Request>(from)?;
     if let Request::Post {
         group,
         member,

@@ -829,12 +829,12 @@ fn a_body_that_nobody_asked_for_ends_the_run_by_its_header_alone() {
         ),
         (
             vec![(group.clone(), 0), (post(0, gigabytes), gigabytes)],
-            "it posted 3221225472 bytes, with which 1 posts of 3221226112 bytes would be on their way, and a \
+            "it posted 3221225472 bytes: with 0 posts before them 3221226112 bytes would be on their way, and a \
              rank of this run has at most 1048576",
         ),
         (
             [vec![(group, 0)], many, vec![(post(LIMIT, 0), 0)]].concat(),
-            "it posted 0 bytes, with which 1639 posts of 1048960 bytes would be on their way",
+            "it posted 0 bytes: with 1638 posts before them 1048960 bytes would be on their way",
         ),
     ];
     for (requests, expected) in cases {
