@@ -316,20 +316,20 @@ fn stopped(signal: usize, ran: Option<&Ran>, options: &TrainOptions, plan: &Plan
     let done = ran.trained.steps.last().map_or(0, |step| step.step + 1);
     let dir = ran.dir.display();
     let saved = ran.trained.checkpoints.last();
-    let goes_on = saved.map_or(String::new(), |saved| {
+    let goes_on = saved.map(|saved| {
         format!(
-            "; checkpoint: {}; `--resume {dir}` goes on from it",
+            "checkpoint: {}; `--resume {dir}` goes on from it",
             described(saved)
         )
     });
     let unwritten = ran.unwritten.iter().map(ToString::to_string);
     let missing = unsaved(&ran.trained.unsaved).into_iter().chain(unwritten);
-    let missing: String = missing.map(|why| format!("; {why}")).collect();
-    let error = anyhow!(
-        "{name}: stopped after {done} steps of {} of {}{goes_on}{missing}",
-        options.steps,
-        plan.model.name
-    );
+    let (steps, model) = (options.steps, &plan.model.name);
+    let all = [format!(
+        "{name}: stopped after {done} steps of {steps} of {model}"
+    )];
+    let all: Vec<String> = all.into_iter().chain(goes_on).chain(missing).collect();
+    let error = anyhow!(all.join("; "));
     if saved.is_some_and(|saved| saved.step == done) {
         Failure::Signalled(signal, error)
     } else {

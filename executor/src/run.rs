@@ -273,6 +273,19 @@ pub enum Counted {
     All,
 }
 
+impl Counted {
+    /// Those of devices that have a queue of work or not, and stretch the time of a rank by so much.
+    pub fn of(queued: bool, stretch: f64) -> Self {
+        if queued {
+            Self::Rank
+        } else if stretch > 1.0 {
+            Self::All
+        } else {
+            Self::Stage
+        }
+    }
+}
+
 /// Summarizes a run.
 ///
 /// `times` and `peak_by_rank` are by rank, the former then by step. Categories and busy times are the mean of the ranks

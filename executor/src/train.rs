@@ -194,13 +194,7 @@ pub fn run_in(
     let warmup = warmup_steps(steps.len() as u64);
     let device = device.expect("rank 0 is here");
     let queued = options.device.name() == "cuda";
-    let counted = if queued {
-        Counted::Rank
-    } else if options.device.stretch(device.local_ranks) > 1.0 {
-        Counted::All
-    } else {
-        Counted::Stage
-    };
+    let counted = Counted::of(queued, options.device.stretch(device.local_ranks));
     let summary = summarize(&steps, &times, peaks, warmup, counted);
     let step_s = steps.iter().map(|step| (step.step, step.step_s)).collect();
     let samples = training::samples(&sampled, &step_s, warmup, queued);

@@ -112,7 +112,7 @@ pub fn recording_costs(step_s: &[f64], traced: &Range<u64>) -> Vec<f64> {
         let at = before + 1;
         let is_told = is_recorded(at as u64) && !traced.contains(&(at as u64));
         let counts = before >= WARMUP && is_told && plain(before) && plain(at + 1);
-        counts.then(|| around[1].ln() - (around[0].ln() + around[2].ln()) / 2.0)
+        counts.then(|| around[1].ln() - f64::midpoint(around[0].ln(), around[2].ln()))
     };
     step_s.windows(3).enumerate().filter_map(cost).collect()
 }
