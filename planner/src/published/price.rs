@@ -11,16 +11,13 @@ use crate::search;
 use crate::stack::Stack;
 use crate::stack::megatron::Declared;
 
-/// Least share that an allocator had reserved beyond what was allocated, in SimuMax's ten B200 layouts of which the
-/// mean is what plans count. Where memory is short PyTorch's gives back what it keeps, and asks again.
-const LEAST_FRAGMENTATION: f64 = 0.028;
-
 /// What is said of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Priced {
     /// It fits.
     Fits(Box<PlannedLayout>),
-    /// It needs more memory than a device has, however little is lost to fragments; priced as though it had it.
+    /// It needs more memory than a device has, even without the fragments of an allocator that plans count: PyTorch's
+    /// loses next to none where its segments expand (`expandable_segments`). Priced as though the device had it.
     TooLarge(Box<PlannedLayout>),
     /// No such layout can be planned, and why.
     Refused(String),
@@ -60,9 +57,9 @@ pub fn price(row: &Row, profiles: &[Profile]) -> Priced {
             larger.gpu.memory_gib = search::ENDLESS_GIB;
             match plan(&larger) {
                 Ok(found) => {
-                    let lost = Stack::of(row.options.stack).fragmentation() - LEAST_FRAGMENTATION;
-                    let saved = allocated_gib(&found.predicted) * lost;
-                    if found.predicted.peak_gib - saved > row.cluster.gpu.memory_gib {
+                    let stack = Stack::of(row.options.stack);
+                    let lost = allocated_gib(&found.predicted) * stack.fragmentation();
+                    if found.predicted.peak_gib - lost > row.cluster.gpu.memory_gib {
                         Priced::TooLarge(found)
                     } else {
                         Priced::Fits(found)

@@ -59,7 +59,7 @@ fn a_headroom_is_percent_below_all_and_named_where_nothing_fits() {
     }
     let message = refusal(0.9);
     assert!(
-        message.contains("a plan may fill 8.0 (`memory_headroom`)"),
+        message.contains("a plan may fill 7.9 (`memory_headroom`)"),
         "{message}"
     );
 }
