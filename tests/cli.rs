@@ -803,7 +803,7 @@ fn nothing_feasible_is_an_answer_of_its_own() {
     let parts = [
         "GiB",
         "--zero fsdp",
-        "The smallest of these changes that fits: --optimizer-offload-fraction 1. By more ranks alone: --gpus 16.",
+        "The smallest of these changes that fits: --optimizer-offload-fraction 1. By more ranks alone: --gpus 12.",
     ];
     refused(&arguments, 3, &parts);
     let arguments: Vec<&str> = arguments.into_iter().chain(["--json"]).collect();
