@@ -25,8 +25,13 @@ fn law_plans_leave_their_headroom() {
     options.memory_headroom = 0.0;
     let all = run(&model, &cluster, 32, &options);
     assert_eq!(all.search.memory_limit_gib, None);
-    let limit = 0.7 * cluster.gpu.memory_gib;
-    options.memory_headroom = 0.3;
+    let peaks = || all.plans.iter().map(|plan| plan.predicted.peak_gib);
+    let (least, most) = (
+        peaks().fold(f64::MAX, f64::min),
+        peaks().fold(0.0, f64::max),
+    );
+    let limit = f64::midpoint(least, most);
+    options.memory_headroom = 1.0 - limit / cluster.gpu.memory_gib;
     let found = run(&model, &cluster, 32, &options);
     let told = found.search.memory_limit_gib.expect("less than all");
     assert!((told - limit).abs() < 1e-6, "{told}");
