@@ -49,7 +49,7 @@ fn sources_are_spelled_out() {
     assert!(h100[0].starts_with("ai-dynamo/aiconfigurator@"), "{h100:?}");
     assert!(
         h100.iter()
-            .any(|source| source.starts_with("memory 81559 MiB: the vendor"))
+            .any(|source| source.starts_with("memory as CUDA reports it: "))
     );
 }
 
