@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::row::Row;
 use crate::options::PlanError;
 use crate::plan::{PlannedLayout, Predicted};
-use crate::search;
+use crate::search::{self, Asked};
 use crate::stack::Stack;
 use crate::stack::megatron::Declared;
 
@@ -47,28 +47,27 @@ pub fn price(row: &Row, profiles: &[Profile]) -> Priced {
     let costs = Costs::for_cluster(&row.cluster, profiles);
     let plan = |cluster| {
         let (model, options) = (&row.model, &row.options);
-        let found = search::plan(model, cluster, row.gpus, options, &costs, &Declared);
+        let asked = Asked::new(model, cluster, row.gpus, options, &costs, &Declared);
+        let found = search::plan_briefly(&asked);
         found.map(|mut found| Box::new(found.plans.remove(0)))
     };
+    let refused = |error: PlanError| Priced::Refused(error.to_string());
     match plan(&row.cluster) {
         Ok(found) => Priced::Fits(found),
         Err(PlanError::Infeasible { .. }) => {
             let mut larger = row.cluster.clone();
             larger.gpu.memory_gib = search::ENDLESS_GIB;
-            match plan(&larger) {
-                Ok(found) => {
-                    let stack = Stack::of(row.options.stack);
-                    let lost = allocated_gib(&found.predicted) * stack.fragmentation();
-                    if found.predicted.peak_gib - lost > row.cluster.gpu.memory_gib {
-                        Priced::TooLarge(found)
-                    } else {
-                        Priced::Fits(found)
-                    }
+            plan(&larger).map_or_else(refused, |found| {
+                let lost = Stack::of(row.options.stack).fragmentation();
+                let lost = allocated_gib(&found.predicted) * lost;
+                if found.predicted.peak_gib - lost > row.cluster.gpu.memory_gib {
+                    Priced::TooLarge(found)
+                } else {
+                    Priced::Fits(found)
                 }
-                Err(error) => Priced::Refused(error.to_string()),
-            }
+            })
         }
-        Err(error) => Priced::Refused(error.to_string()),
+        Err(error) => refused(error),
     }
 }
 
