@@ -14,6 +14,7 @@ use crate::doctor;
 use crate::failure::Failure;
 use crate::output::Output;
 
+mod anew;
 mod fit;
 mod host;
 

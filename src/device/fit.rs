@@ -1,7 +1,6 @@
 //! Whether a plan's ranks have room on the GPUs that run them, and what would have.
 //!
-//! Bytes are the planner's for this executor, worked out again from the plan's layout, so that an
-//! edited file is judged by what it says. The room between tensors that the executor reserves is counted
+//! Bytes are the planner's for this executor, worked out again from the plan's layout ([`Anew`]). The room between tensors that the executor reserves is counted
 //! ([`room()`]). Beside tensors a rank needs what a profile measured, where the plan was priced
 //! with one, else what is assumed ([`ASSUMED_OVERHEAD`]); and as a process of its own what NCCL keeps
 //! for every group of more than one rank, by the planner's figure. Ranks that are threads share the first
@@ -9,18 +8,16 @@
 
 use anyhow::anyhow;
 use moefold_executor::room::room;
-use moefold_executor::trace::Traced;
 use moefold_executor::transport::Launched;
-use moefold_planner::choice::{Objective, StackName};
+use moefold_planner::choice::StackName;
 use moefold_planner::layout::PartialDegrees;
-use moefold_planner::options::{PipelineLayout, SearchOptions};
 use moefold_planner::plan::{Plan, PlannedLayout};
-use moefold_planner::search;
 use moefold_planner::stack::{ASSUMED_OVERHEAD, WORKSPACE};
 use moefold_profiles::units::{Bytes, GIB};
-use moefold_profiles::{Cluster, Costs, TensorClass, presets};
+use moefold_profiles::{TensorClass, presets};
 
 use super::Gpu;
+use super::anew::Anew;
 use crate::cli::Launch;
 use crate::failure::{Failure, failure};
 
@@ -37,7 +34,9 @@ pub(super) fn check(plan: &Plan, gpus: &[Gpu], launch: Launch) -> Result<Bytes, 
         }
     };
     let judge = Judge::new(plan, launch, &taken[0]);
-    let demand = judge.demand(&judge.planned, sharing).map_err(failure)?;
+    let demand = judge
+        .demand(&judge.anew.planned, sharing)
+        .map_err(failure)?;
     for gpu in taken {
         judge.has_room(gpu, &demand)?;
     }
@@ -110,10 +109,8 @@ impl Demand {
 /// What demands are worked out from.
 struct Judge<'a> {
     plan: &'a Plan,
-    /// The plan's, of GPUs such as those at hand and without end.
-    cluster: Cluster,
-    /// What the planner says of the plan's layout, or the file where it has nothing to say.
-    planned: PlannedLayout,
+    /// On GPUs such as those at hand.
+    anew: Anew<'a>,
     /// Whether ranks are processes.
     apart: bool,
     /// Memory beside tensors, where the plan's profile measured it.
@@ -122,66 +119,24 @@ struct Judge<'a> {
 
 impl<'a> Judge<'a> {
     fn new(plan: &'a Plan, launch: Launch, gpu: &Gpu) -> Self {
-        let mut cluster = plan.cluster.clone();
-        if cluster.gpu.is_cpu() {
-            let known = presets::gpu(&presets::gpu_name(&gpu.name));
-            if let Ok(known) = known.or_else(|_| presets::gpu("h200")) {
-                cluster.gpu = known;
-            }
-        }
-        cluster.num_gpus = None;
-        // What is asked is how much, not whether.
-        cluster.gpu.memory_gib = 1e9;
-        let mut judge = Self {
-            plan,
-            cluster,
-            planned: plan.planned.clone(),
-            apart: launch != Launch::Threads,
-            measured: None,
-        };
-        if let Some(found) = judge.least(plan.request.gpus, plan.planned.layout.pinned()) {
-            judge.planned = found;
-        }
+        let known =
+            || presets::gpu(&presets::gpu_name(&gpu.name)).or_else(|_| presets::gpu("h200"));
+        let on_cpu = plan.cluster.gpu.is_cpu();
+        let anew = Anew::new(plan, on_cpu.then(known).and_then(Result::ok));
+        let mut measured = None;
         if !plan.profiles.is_empty() && plan.planned.stack == StackName::Moefold {
             // The file has one sum; the rest of it is the same without a profile.
-            let measured = less(overhead(&plan.planned), communicators(&judge.planned));
+            let sum = less(overhead(&plan.planned), communicators(&anew.planned));
             // A profile may say nothing of it, and then the plan has what is assumed.
-            let is_measured = measured > Bytes::ZERO && measured != ASSUMED_OVERHEAD;
-            judge.measured = is_measured.then_some(measured);
+            let is_measured = sum > Bytes::ZERO && sum != ASSUMED_OVERHEAD;
+            measured = is_measured.then_some(sum);
         }
-        judge
-    }
-
-    /// The layout of least memory on `ranks` ranks under these pins that runs as the plan does, and has its
-    /// stages where its pipeline is the plan's.
-    fn least(&self, ranks: u32, pins: PartialDegrees) -> Option<PlannedLayout> {
-        let plan = self.plan;
-        let of_plan = plan.planned.layout.pinned();
-        let is_pipeline = |pins: PartialDegrees| (pins.pp, pins.vpp);
-        let same = plan.planned.layout.pp > 1 && is_pipeline(pins) == is_pipeline(of_plan);
-        let options = SearchOptions {
-            stages: same.then(|| {
-                let stages = PipelineLayout::from(plan.planned.pipeline.stages.clone());
-                stages.with_depths(plan.model.mtp.len())
-            }),
-            schedule: same.then_some(plan.planned.pipeline.schedule),
-            objective: Objective::Memory,
-            pins,
-            top: 1,
-            ..plan.options()
-        };
-        let costs = Costs::for_cluster(&self.cluster, &[]);
-        let runtime = Traced::new(&plan.model, &self.cluster);
-        let found = search::plan(
-            &plan.model,
-            &self.cluster,
-            ranks,
-            &options,
-            &costs,
-            &runtime,
-        );
-        let found = found.ok()?;
-        found.plans.into_iter().next()
+        Self {
+            plan,
+            anew,
+            apart: launch != Launch::Threads,
+            measured,
+        }
     }
 
     fn demand(
@@ -241,7 +196,7 @@ impl<'a> Judge<'a> {
         let mut degrees = plan.planned.layout.pinned();
         for mbs in (1..plan.planned.layout.mbs).rev() {
             degrees.mbs = Some(mbs);
-            let found = self.least(ranks, degrees);
+            let found = self.anew.least(ranks, degrees);
             if let Some(needed) = found.and_then(|planned| needed(&planned, sharing)) {
                 return format!(
                     "what fits: the same layout with --layout {degrees} takes {needed}"
@@ -249,7 +204,7 @@ impl<'a> Judge<'a> {
             }
         }
         let free_choice = PartialDegrees::default();
-        let other = self.least(ranks, free_choice);
+        let other = self.anew.least(ranks, free_choice);
         if let Some(planned) = &other
             && let Some(needed) = needed(planned, sharing)
         {
@@ -260,7 +215,7 @@ impl<'a> Judge<'a> {
         }
         if ranks > 1
             && sharing > 1
-            && let Some(planned) = self.least(1, free_choice)
+            && let Some(planned) = self.anew.least(1, free_choice)
             && let Some(needed) = needed(&planned, 1)
         {
             return format!("what fits: one rank (plan --gpus 1) takes {needed}");
@@ -276,13 +231,12 @@ impl<'a> Judge<'a> {
         // Ranks with a GPU each are processes, which NCCL connects.
         let apart = Self {
             plan: self.plan,
-            cluster: self.cluster.clone(),
-            planned: self.planned.clone(),
+            anew: self.anew.clone(),
             apart: true,
             measured: self.measured,
         };
         for more in counts.take_while(|&more| more <= MOST_GPUS) {
-            let Some(planned) = self.least(more, PartialDegrees::default()) else {
+            let Some(planned) = self.anew.least(more, PartialDegrees::default()) else {
                 continue;
             };
             let Ok(demand) = apart.demand(&planned, 1) else {

@@ -1,18 +1,20 @@
 //! Whether a plan's ranks have room in this machine's memory, where they run on its CPU.
 //!
 //! The system gives memory page by page and ends a process that takes what is not there, in the middle of a step. So
-//! what tensors of all ranks here take at their peaks, as the plan says, is held to what is free before anything is
-//! allocated. So are copies of states that checkpoints and final weights are written from, also where ranks run on GPUs.
+//! what tensors of all ranks here take at their peaks, worked out again from the plan's layout ([`Anew`]), is held to
+//! what is free before anything is allocated. So are copies of states that checkpoints and final weights are written
+//! from, also where ranks run on GPUs.
 
 use std::fmt::Write as _;
 
 use anyhow::anyhow;
 use moefold_executor::transport::Launched;
 use moefold_executor::{checkpoint, weights};
-use moefold_planner::plan::Plan;
-use moefold_profiles::TensorClass;
+use moefold_planner::plan::{Plan, PlannedLayout};
 use moefold_profiles::units::{Bytes, GIB};
+use moefold_profiles::{TensorClass, presets};
 
+use super::anew::Anew;
 use crate::cli::{ExecuteArgs, Launch};
 use crate::doctor;
 use crate::failure::{Failure, failure};
@@ -54,26 +56,32 @@ pub(super) fn check(
         weights: copies.weights && has_first,
         ..copies
     };
+    let anew = tensors.then(|| {
+        let of_cpu = || presets::local(ranks).gpu;
+        Anew::new(plan, (!plan.cluster.gpu.is_cpu()).then(of_cpu)).planned
+    });
     let free = doctor::memory_at_hand();
-    check_free(plan, here.min(ranks), tensors, copies, free)
+    check_free(plan, here.min(ranks), anew.as_ref(), copies, free)
 }
 
+/// `tensors` are what the planner says of them, where they are there.
 fn check_free(
     plan: &Plan,
     here: u32,
-    tensors: bool,
+    tensors: Option<&PlannedLayout>,
     copies: Copies,
     free: Bytes,
 ) -> Result<(), Failure> {
     let ranks = plan.request.gpus;
-    let predicted = &plan.planned.predicted;
-    let each = &predicted.memory_gib_by_pp_rank;
-    let mean = each.iter().sum::<f64>() / each.len().max(1) as f64;
-    let resting = (mean - predicted.memory_gib[TensorClass::Overhead]).max(0.0);
-    let resting = resting * f64::from(here) * GIB as f64;
+    let resting = tensors.map_or(Bytes::ZERO, |planned| {
+        let predicted = &planned.predicted;
+        let each = &predicted.memory_gib_by_pp_rank;
+        let mean = each.iter().sum::<f64>() / each.len().max(1) as f64;
+        let resting = (mean - predicted.memory_gib[TensorClass::Overhead]).max(0.0);
+        Bytes((resting * f64::from(here) * GIB as f64) as u64)
+    });
     let of_states = checkpoint::bytes(&plan.model) as f64 * f64::from(here) / f64::from(ranks);
     let counted = |counts: bool, bytes: f64| Bytes(if counts { bytes as u64 } else { 0 });
-    let resting = counted(tensors, resting);
     // Weights are gathered once no checkpoint is written any more.
     let (copied, flag, of_copies) = [
         (
@@ -94,10 +102,10 @@ fn check_free(
     if needed <= free {
         return Ok(());
     }
-    if !tensors {
+    if tensors.is_none() {
         return Err(Failure::Request(anyhow!(
             "{flag}: {copied} of this machine's memory are needed for {of_copies}, of {here} of {ranks} ranks, and {free} \
-             are free (the limits of control groups count): more machines, or another that has more, would do"
+             are free (limits of control groups and of this process count): more machines, or another that has more, would do"
         )));
     }
     let (mut what, mut remedy) = (
@@ -110,7 +118,7 @@ fn check_free(
     }
     Err(Failure::Request(anyhow!(
         "the plan needs {needed} of this machine's memory in {what}, and {free} are \
-         free (the limits of control groups count): `moefold plan --cluster local` makes plans for what this machine \
+         free (limits of control groups and of this process count): `moefold plan --cluster local` makes plans for what this machine \
          has, and fewer layers or shorter sequences take less{remedy}"
     )))
 }
@@ -129,11 +137,12 @@ mod tests {
         let (ranks, states) = (plan.request.gpus, checkpoint::bytes(&plan.model));
         // Masters and two moments; and weights, all in f32.
         assert_eq!(weights::saved_bytes(&plan.model) * 3, states);
-        let check = |tensors, checkpoints, weights, free: u64| {
+        let check = |tensors: bool, checkpoints, weights, free: u64| {
             let copies = Copies {
                 checkpoints,
                 weights,
             };
+            let tensors = tensors.then_some(&plan.planned);
             check_free(&plan, ranks, tensors, copies, Bytes(free)).map_err(|why| why.to_string())
         };
         assert!(check(false, false, false, 0).is_ok());

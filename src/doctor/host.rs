@@ -59,14 +59,32 @@ impl Host {
     }
 }
 
-/// Bytes of memory that are free, or can be freed at once: of the machine, and of the control groups that this process
-/// is in.
+/// Bytes of memory that are free, or can be freed at once: of the machine, of the control groups that this process is
+/// in, and of its own limits.
 pub(super) fn available() -> Option<u64> {
     let memory = fs::read_to_string("/proc/meminfo").ok()?;
     let machine = field(&memory, "MemAvailable:").map(|kib| kib * KIB)?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let left = left_by_groups(Path::new("/sys/fs/cgroup"), &groups);
-    Some(left.map_or(machine, |left| left.min(machine)))
+    let read = |name: &str| fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
+    let own = left_by_limits(&read("limits"), &read("status"));
+    left.into_iter().chain(own).chain([machine]).min()
+}
+
+/// What the limits of this process leave of its address space and its data (setrlimit(2)). Given are
+/// `/proc/self/limits` and `/proc/self/status`.
+fn left_by_limits(limits: &str, status: &str) -> Option<u64> {
+    let left = [
+        ("Max address space", "VmSize:"),
+        ("Max data size", "VmData:"),
+    ]
+    .into_iter()
+    .filter_map(|(limit, used)| {
+        let limit = soft_limit(limits, limit)?.parse::<u64>().ok()?;
+        let used = field(status, used).map_or(0, |kib| kib * KIB);
+        Some(limit.saturating_sub(used))
+    });
+    left.min()
 }
 
 /// What control groups leave of their limits, the least of this process's and of those around it (cgroups(7)). What
@@ -113,11 +131,14 @@ fn chosen(choices: &str) -> Option<String> {
     Some(chosen.to_owned())
 }
 
-/// The soft limit of `Max locked memory` in `/proc/self/limits`.
+/// The soft limit of a resource in `/proc/self/limits`: bytes, or `unlimited`.
+fn soft_limit<'a>(limits: &'a str, name: &str) -> Option<&'a str> {
+    let rest = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    rest.split_whitespace().next()
+}
+
 fn locked_memory(limits: &str) -> Option<LockedMemory> {
-    let mut lines = limits.lines();
-    let rest = lines.find_map(|line| line.strip_prefix("Max locked memory"))?;
-    match rest.split_whitespace().next()? {
+    match soft_limit(limits, "Max locked memory")? {
         "unlimited" => Some(LockedMemory::Unlimited),
         bytes => Some(LockedMemory::UpToBytes(bytes.parse().ok()?)),
     }
@@ -165,6 +186,21 @@ mod tests {
             "inactive_file 1\ntotal_inactive_file 20\n",
         );
         assert_eq!(left("5:cpu,memory:/job\n4:pids:/job\n"), Some(30));
+    }
+
+    #[test]
+    fn golden_the_limits_of_a_process_count_what_it_has_taken() {
+        let status = "VmSize:\t     600 kB\nVmData:\t     100 kB\n";
+        let limits = |data: &str, all: &str| {
+            format!(
+                "Max data size  {data}  unlimited  bytes\nMax address space  {all}  unlimited  bytes\n"
+            )
+        };
+        let left = |data, all| left_by_limits(&limits(data, all), status);
+        assert_eq!(left("unlimited", "unlimited"), None);
+        assert_eq!(left("unlimited", "1048576"), Some(424 << 10));
+        assert_eq!(left("204800", "1048576"), Some(100 << 10));
+        assert_eq!(left("unlimited", "1024"), Some(0));
     }
 
     #[test]
