@@ -193,8 +193,8 @@ pub struct Length {
 
 impl Answer {
     /// Refuses a model that nobody has, layouts that are not legal for what was asked, and predictions that are negative or
-    /// no numbers, or do not add up, as a plan's file does; `path` is named in errors. An answer
-    /// that does not say what was asked is not held to the rules of layouts.
+    /// no numbers, do not add up, or are faster than the device, as a plan's file does; `path` is named in errors. An
+    /// answer that does not say what was asked is not held to the rules of layouts.
     pub fn check(&self, path: &Path) -> Result<(), PlanFileError> {
         let asked = self.model.as_ref().zip(self.request.as_ref());
         if let Some(model) = &self.model {
@@ -204,8 +204,8 @@ impl Answer {
             let prefix = &format!("plans[{index}].");
             let place = Place { path, prefix };
             match asked {
-                Some((model, request)) => plan.check(&place, model, request)?,
-                None => plan.check_predicted(&place)?,
+                Some((model, request)) => plan.check(&place, model, request, &self.profiles)?,
+                None => plan.check_predicted(&place, &self.profiles)?,
             }
         }
         let sizes = self.sizes.iter().map(|size| {

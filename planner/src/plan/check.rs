@@ -8,7 +8,8 @@ use moefold_profiles::Cluster;
 use serde_json::Value;
 
 use super::{
-    Alternative, LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request,
+    Alternative, LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted,
+    ProfileUsed, Request,
 };
 use crate::choice::{CpComm, Dispatcher, Graphs, Overlap, RecomputePlan, ScheduleName, StackName};
 use crate::layout::{Degrees, Layout, Order};
@@ -112,6 +113,7 @@ impl PlannedLayout {
         place: &Place<'_>,
         model: &Model,
         request: &Request,
+        profiles: &[ProfileUsed],
     ) -> Result<(), PlanFileError> {
         let pipeline = &self.pipeline;
         let comes_back = coming_back(&self.layout, Some(pipeline.schedule));
@@ -157,7 +159,7 @@ impl PlannedLayout {
             return Err(place.contradiction("offload", found, expected));
         }
         self.check_routing(place, model)?;
-        self.check_predicted(place)
+        self.check_predicted(place, profiles)
     }
 
     /// Refuses loads that no routing has: of another number of layers, or more than all rows on one rank.
@@ -310,12 +312,18 @@ impl PlannedLayout {
         Ok(layout)
     }
 
-    /// Refuses predictions that are negative or no numbers, or do not add up.
-    pub(crate) fn check_predicted(&self, place: &Place<'_>) -> Result<(), PlanFileError> {
+    /// Refuses predictions that are negative or no numbers, do not add up, or are faster than the device. What `profiles`
+    /// say of its speed is the user's, and of tokens that a capacity drops the model FLOPs count all.
+    pub(crate) fn check_predicted(
+        &self,
+        place: &Place<'_>,
+        profiles: &[ProfileUsed],
+    ) -> Result<(), PlanFileError> {
         let Predicted {
             step_s,
             step_s_low,
             step_s_high,
+            mfu,
             time_s,
             memory_gib_by_pp_rank,
             memory_classes_gib_by_pp_rank,
@@ -325,6 +333,15 @@ impl PlannedLayout {
         let value = serde_json::to_value(&self.predicted)
             .map_err(|error| place.value("predicted", error.to_string(), "numbers".to_owned()))?;
         numbers(place, "predicted", &value)?;
+        let is_bounded = profiles.is_empty() && self.capacity.is_none();
+        if *mfu <= 0.0 || is_bounded && *mfu > 1.0 {
+            let expected = if is_bounded {
+                "a fraction of the peak, above 0 and at most 1"
+            } else {
+                "a fraction of the peak, above 0"
+            };
+            return Err(place.value("predicted.mfu", mfu.to_string(), expected.to_owned()));
+        }
         let sum = time_s.total().0;
         if (sum - step_s).abs() > ROUNDING * sum.max(*step_s) {
             let expected = format!("the {step_s} s of predicted.step_s");

@@ -2,8 +2,8 @@
 //!
 //! A file is accepted only when every key is known. Its layout and those of the runners-up are proven
 //! legal again for its model, batch and choices, and derived degrees agree. Its stages hold every layer
-//! exactly once, in order. What is predicted in it are finite times and sizes that add up; how large they
-//! are is taken as written.
+//! exactly once, in order. What is predicted in it are finite times and sizes that add up, and no faster than
+//! the device; how large they are is taken as written.
 
 use std::path::{Path, PathBuf};
 
@@ -197,7 +197,7 @@ impl Plan {
         let (planned, model, request) = (&self.planned, &self.model, &self.request);
         place.check_model(model)?;
         place.check_cluster(&self.cluster)?;
-        planned.check(&place, model, request)?;
+        planned.check(&place, model, request, &self.profiles)?;
         for (index, runner_up) in self.alternatives.iter().enumerate() {
             let prefix = &format!("alternatives[{index}].");
             planned.prove_runner_up(&Place { path, prefix }, model, request, runner_up)?;
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn hand_edits_that_break_a_rule_are_refused_by_name() {
         type Edit = fn(&mut Value);
-        let cases: [(&str, Edit); 22] = [
+        let cases: [(&str, Edit); 24] = [
             ("version 7", |plan| plan["version"] = 7.into()),
             ("unknown key `recompte`; nearest: `recompute`", |plan| {
                 plan["recompte"] = "none".into();
@@ -325,6 +325,15 @@ mod tests {
             ("predicted.time_s is a sum of", |plan| {
                 plan["predicted"]["time_s"]["attention"] = 1e6.into();
             }),
+            (
+                "predicted.mfu is 7.5; expected a fraction of the peak, above 0 and at most 1",
+                |plan| {
+                    plan["predicted"]["mfu"] = 7.5.into();
+                },
+            ),
+            ("predicted.mfu is 0; expected a fraction", |plan| {
+                plan["predicted"]["mfu"] = 0.0.into();
+            }),
             ("predicted.memory_gib_by_pp_rank is 3 entries", |plan| {
                 plan["predicted"]["memory_gib_by_pp_rank"] = vec![1.0; 3].into();
             }),
@@ -346,6 +355,23 @@ mod tests {
             let message = edited(edit);
             assert!(message.contains(expected), "{expected}: {message}");
         }
+    }
+
+    #[test]
+    fn a_device_bounds_what_neither_a_profile_nor_a_capacity_does() {
+        let mut value = serde_json::to_value(plan()).expect("a plan serializes");
+        value["predicted"]["mfu"] = 1.5.into();
+        let read = |value: &Value| Plan::parse(&value.to_string(), Path::new("plan.json"));
+        assert!(read(&value).is_err());
+        let mut measured = value.clone();
+        measured["profiles"] = serde_json::json!([{ "name": "measured", "hash": "0" }]);
+        assert!(read(&measured).is_ok());
+        measured["predicted"]["mfu"] = (-0.0).into();
+        assert!(read(&measured).is_err());
+        value["capacity"] =
+            serde_json::json!({ "factor": 1.0, "drop_policy": "probs", "pad": false });
+        let why = read(&value).err().map(|error| error.to_string());
+        assert_eq!(why, None);
     }
 
     #[test]
