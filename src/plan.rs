@@ -87,6 +87,9 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     if args.front && several {
         question.add_front(&mut found, &options)?;
     }
+    let first = found.answer.plans[0].layout;
+    found.answer.search.not_searched =
+        question.asking(&options, |asked| search::unsearched(asked, &first));
     if watcher.is_stopped() {
         // What is asked about the best so far is answered all the same.
         question.watch = None;
@@ -98,9 +101,6 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
         found.answer.experts =
             Some(question.place(&options, &found, copies, &|| watcher.is_stopped())?);
     }
-    let first = found.answer.plans[0].layout;
-    found.answer.search.not_searched =
-        question.asking(&options, |asked| search::unsearched(asked, &first));
     watcher.done();
     if let Some(path) = &args.out {
         found.best().save(path).map_err(Failure::runtime)?;
@@ -459,14 +459,14 @@ impl<'a> Question<'a> {
 }
 
 /// What was asked for in `plan`, asked again for so many `gpus` of its cluster. Prices are the cluster's own, and loads of
-/// experts are balanced, as the plan does not hold what it was made from.
-pub(crate) fn again(plan: &Plan, gpus: u32) -> Result<Plan, Box<PlanError>> {
+/// experts are balanced, as the plan does not hold what it was made from. Who watches may stop it.
+pub(crate) fn again(plan: &Plan, gpus: u32, watch: &Watch<'_>) -> Result<Plan, Box<PlanError>> {
     let cluster = if plan.cluster.gpu.is_cpu() && plan.cluster.name.eq_ignore_ascii_case("local") {
         presets::local(gpus)
     } else {
         plan.cluster.clone()
     };
-    let question = Question::new(&plan.model, &cluster, gpus, &[]);
+    let question = Question::new(&plan.model, &cluster, gpus, &[]).watched(watch);
     let mut asked = SearchOptions {
         stack: StackName::Moefold,
         ..plan.asked()
@@ -646,9 +646,12 @@ mod tests {
         let cluster = presets::local(4);
         let question = Question::new(&model, &cluster, 4, &[]);
         let plan = question.search(&asked).expect("there is one").best();
-        let two = again(&plan, 2).expect("a pipeline of two");
+        let unwatched = |_: &Progress| ControlFlow::Continue(());
+        let two = again(&plan, 2, &unwatched).expect("a pipeline of two");
         // One rank has no pipeline.
-        let one = again(&plan, 1).expect("the whole model");
+        let one = again(&plan, 1, &unwatched).expect("the whole model");
+        let stopped = again(&plan, 2, &|_| ControlFlow::Break(())).map_err(|error| *error);
+        assert!(matches!(stopped, Err(PlanError::Stopped)));
         assert_eq!(one.planned.pipeline.schedule, ScheduleName::None);
         for plan in [&plan, &two, &one] {
             assert_eq!(plan.planned.overlap, Some(overlap));

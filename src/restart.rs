@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
@@ -14,6 +15,7 @@ use moefold_executor::checkpoint;
 use moefold_executor::claim::Claim;
 use moefold_executor::run::RunDir;
 use moefold_planner::plan::Plan;
+use moefold_planner::search::Progress;
 
 use crate::cli::{ExecuteArgs, Launch};
 use crate::device::{Chosen, Copies};
@@ -219,7 +221,7 @@ fn listed(ranks: &[u32]) -> String {
 }
 
 /// What was planned, planned again for at most `places` ranks: the most for which there is a plan that this machine can
-/// run. Beside it, why more are not. Fails with that where no number does.
+/// run. Beside it, why more are not. Fails with that where no number does. A signal stops the search.
 fn fewer(
     plan: &Plan,
     places: u32,
@@ -227,11 +229,19 @@ fn fewer(
     copies: Copies,
 ) -> Result<(Plan, Vec<String>), String> {
     let mut passed_over = Vec::new();
+    let is_told = || signals::told().load(Ordering::Relaxed) > 0;
+    let watch = |_: &Progress| {
+        if is_told() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    };
     for ranks in (1..=places).rev() {
-        if signals::told().load(Ordering::Relaxed) > 0 {
+        if is_told() {
             break;
         }
-        let found = plan::again(plan, ranks).map_err(|error| plan::refusal(*error));
+        let found = plan::again(plan, ranks, &watch).map_err(|error| plan::refusal(*error));
         let found = found.and_then(|found| {
             device.of_plan(&found, Launch::Processes, None, copies)?;
             Ok(found)

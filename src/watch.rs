@@ -1,22 +1,30 @@
-//! Watches a search: says on a terminal how far it is, and stops it at a signal or when its time is over.
+//! Watches a search: says on stderr how far it is, and stops it at a signal or when its time is over.
 
 use std::ops::ControlFlow;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use indicatif::ProgressBar;
-use moefold_planner::search::Progress;
+use moefold_planner::search::{Aim, Phase, Progress};
 
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::signals;
 
+/// Between two things said on a terminal.
+const ON_TERMINAL: Duration = Duration::from_millis(100);
+/// Between two lines elsewhere.
+const ELSEWHERE: Duration = Duration::from_secs(10);
+
 /// See the module's documentation.
 pub(crate) struct Watcher {
     started: Instant,
     limit: Option<Duration>,
+    output: Output,
     line: ProgressBar,
+    /// When something was said last, in milliseconds from the start.
+    said_ms: AtomicU64,
 }
 
 impl Watcher {
@@ -36,20 +44,31 @@ impl Watcher {
         Ok(Self {
             started: Instant::now(),
             limit,
-            line: output.spinner("judging layouts"),
+            output,
+            line: output.spinner("counting degrees"),
+            said_ms: AtomicU64::new(0),
         })
     }
 
     /// What a search is told.
     pub(crate) fn look(&self, progress: &Progress) -> ControlFlow<()> {
-        if !self.line.is_hidden() && progress.layouts > 0 {
-            let Progress { seen, layouts, .. } = progress;
-            let best = progress.best_s;
-            let best = best.map_or(String::new(), |best_s| {
-                format!(", the best takes {best_s:.3} s a step")
-            });
-            self.line
-                .set_message(format!("looked at {seen} of {layouts} layouts{best}"));
+        let elsewhere = self.line.is_hidden();
+        let pause = if elsewhere { ELSEWHERE } else { ON_TERMINAL };
+        let now_ms = self.started.elapsed().as_millis() as u64;
+        let before_ms = self.said_ms.load(Ordering::Relaxed);
+        let is_due = now_ms >= before_ms + pause.as_millis() as u64;
+        // Of several threads one says it.
+        let say = |said: &AtomicU64| {
+            let (set, get) = (Ordering::Relaxed, Ordering::Relaxed);
+            said.compare_exchange(before_ms, now_ms, set, get).is_ok()
+        };
+        if is_due && say(&self.said_ms) {
+            if elsewhere {
+                // Nothing is left to do when stderr is gone.
+                let _ = self.output.note(&said(progress));
+            } else {
+                self.line.set_message(said(progress));
+            }
         }
         if self.is_stopped() {
             ControlFlow::Break(())
@@ -97,4 +116,33 @@ impl Watcher {
             }
         }
     }
+}
+
+/// How far a search is, in words.
+fn said(progress: &Progress) -> String {
+    let Progress {
+        aim,
+        phase,
+        seen,
+        all,
+        begun,
+        best_s,
+    } = *progress;
+    let aim = match aim {
+        Aim::Best => String::new(),
+        other => format!("{}: ", other.name()),
+    };
+    let done = match phase {
+        Phase::Judging if all == 0 => "counting degrees".to_owned(),
+        Phase::Judging => format!("judged {seen} of {all} sets of degrees"),
+        Phase::Scheduling => format!("laid out {seen} of {all} schedules"),
+        Phase::Pricing => format!("priced the work of {seen} of {all} kinds of layouts"),
+        Phase::Bounding => format!("bounded {seen} of {all} layouts"),
+        Phase::Looking => format!("looked at {seen} of {all} layouts in {begun} tries"),
+        Phase::Surveying => format!("surveyed {seen} of {all} layouts"),
+    };
+    let best = best_s.map_or(String::new(), |best_s| {
+        format!(", the best takes {best_s:.3} s a step")
+    });
+    format!("{aim}{done}{best}")
 }

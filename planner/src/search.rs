@@ -74,7 +74,9 @@ use request::check_request;
 use shape::{Assumption, Question, Shapes, shape_key};
 use survey::survey;
 pub use walk::{starts, walk};
-pub use watch::{Progress, Watch};
+pub use watch::{Aim, Phase, Progress, Watch};
+
+use watch::{Looks, aimed};
 
 use visit::{BATCH, Found, Moments, Outcome, Tally, Unit, moments_key, split_bound_s, visit};
 
@@ -108,7 +110,8 @@ pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
         if let PlanError::Infeasible { least, .. } = &mut error
             && asked.cluster.gpu.memory_gib < ENDLESS_GIB
         {
-            *least = least_memory(asked).map(Box::new);
+            let watch = &aimed(Aim::Least, asked.watch);
+            *least = least_memory(&Asked { watch, ..*asked }).map(Box::new);
         }
         error
     })
@@ -181,9 +184,8 @@ fn plan_priced(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErr
     }
 
     let shapes = shapes(&layouts, questions.len());
-    let occupancies = all_occupancies(&questions[0], &layouts);
-    let mut units = units(&questions, &layouts, &shapes, &occupancies);
-    units.par_sort_unstable_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
+    let occupancies = all_occupancies(&questions[0], &layouts, watch)?;
+    let units = units(&questions, &layouts, &shapes, &occupancies, watch)?;
 
     let mut tally = Tally::default();
     let mut known = Known::new(if options.front > 0 { &units } else { &[] });
@@ -197,22 +199,30 @@ fn plan_priced(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErr
     if unseen.is_some() && ranking.is_empty() {
         return Err(PlanError::Stopped);
     }
-    let inside_domain = ranking
-        .first()
-        .filter(|best| !experts_inside_domain(&questions[0], best.unit.layout))
-        .and_then(|_| inside_domain(&questions, &units, watch));
-
     if tally.memory + too_large > 0 {
         refused.insert("memory".to_owned(), tally.memory + too_large);
     }
-    let of = |found: &Found<'_>| &questions[found.question];
-    let mut gap = ranking.first().map_or(0.0, |best| best.gap(of(best)));
-    if let (Some(left), Some(best)) = (unseen, ranking.first()) {
+    let capacity = questions[0].capacity();
+    let Some(best) = ranking.first() else {
+        return Err(PlanError::Infeasible {
+            space: total,
+            refused,
+            examples,
+            least: None,
+            capacity_gib: capacity.gib(),
+            device_gib: cluster.gpu.memory_gib,
+        });
+    };
+    let inside_domain = (!experts_inside_domain(&questions[0], best.unit.layout))
+        .then(|| inside_domain(&questions, &units, watch))
+        .flatten();
+    let of = &questions[best.question];
+    let mut gap = best.gap(of);
+    if let Some(left) = unseen {
         gap = gap.max(1.0 - left.floor / best.score(options.objective));
     }
     let unseen = unseen.map(|left| left.children);
     let priced = all_priced(&questions, &ranking);
-    let capacity = questions[0].capacity();
     let mut search = SearchRecord {
         told_apart: None,
         not_searched: Vec::new(),
@@ -224,28 +234,15 @@ fn plan_priced(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErr
         refused,
         priced: tally.priced,
         elapsed_s: 0.0,
-        optimal: unseen.is_none()
-            && ranking
-                .first()
-                .is_some_and(|best| best.split_is_exact(of(best))),
+        optimal: unseen.is_none() && best.split_is_exact(of),
         gap,
         feasible: tally.feasible,
-        survey: (options.survey && unseen.is_none()).then(|| survey(&questions, &units)),
+        survey: (options.survey && unseen.is_none())
+            .then(|| survey(&questions, &units, watch))
+            .flatten(),
         inside_domain,
     };
-    if ranking.is_empty() {
-        return Err(PlanError::Infeasible {
-            space: search.space,
-            refused: search.refused,
-            examples,
-            least: None,
-            capacity_gib: capacity.gib(),
-            device_gib: cluster.gpu.memory_gib,
-        });
-    }
-    if unseen.is_none()
-        && let Some(best) = ranking.first()
-    {
+    if unseen.is_none() {
         let (feasible, steps) = (&mut search.feasible, options.front);
         known.front(&mut questions, &units, best, (feasible, steps), watch);
     }
@@ -294,6 +291,8 @@ fn least_memory(asked: &Asked<'_>) -> Option<LeastMemory> {
 /// What a request that nothing satisfies for want of memory needs at least, and what would fit: beside `least`, which
 /// its error has. See [`Shortage`].
 pub fn closest(asked: &Asked<'_>, least: Option<&LeastMemory>) -> Shortage {
+    let watch = &aimed(Aim::Fit, asked.watch);
+    let asked = &Asked { watch, ..*asked };
     closest::closest(asked, least, &|gpus, options| endless(asked, gpus, options))
 }
 
@@ -339,8 +338,8 @@ fn bounds(asked: &Asked<'_>, own: &PlannedLayout) -> Option<[f64; 2]> {
     let layout = rules.layout(&degrees).ok()?;
     let layouts = [layout.numbered(own.rank_order.unwrap_or_default())?];
     let shapes = shapes(&layouts, questions.len());
-    let occupancies = all_occupancies(&questions[0], &layouts);
-    let units = units(&questions, &layouts, &shapes, &occupancies);
+    let occupancies = all_occupancies(&questions[0], &layouts, asked.watch).ok()?;
+    let units = units(&questions, &layouts, &shapes, &occupancies, asked.watch).ok()?;
     let unit = units.first()?;
     let each = questions.iter().zip(unit.shapes);
     let bounds = each.map(|(question, shapes)| split_bound_s(question, unit, shapes));
@@ -385,16 +384,18 @@ fn candidates(
 ) -> Result<Candidates, PlanError> {
     let question = &questions[0];
     let options = question.options;
-    let spaces = pins(options, gpus).into_iter();
-    let mut tuples = spaces.flat_map(|pins| space(question.model, gpus, &options.batch, &pins));
+    let spaces = pins(options, gpus);
+    let each = |pins: &PartialDegrees| space(question.model, gpus, &options.batch, pins);
+    let begins = Looks::new(watch, Phase::Judging, 0);
+    if begins.look().is_break() {
+        return Err(PlanError::Stopped);
+    }
+    let all = spaces.iter().map(|pins| each(pins).count()).sum();
+    let looks = Looks::new(watch, Phase::Judging, all);
+    let mut tuples = spaces.iter().flat_map(each);
     let mut found = Candidates::default();
     loop {
-        let making = Progress {
-            seen: 0,
-            layouts: 0,
-            best_s: None,
-        };
-        if watch(&making).is_break() {
+        if looks.look().is_break() {
             return Err(PlanError::Stopped);
         }
         let some: Vec<Degrees> = tuples.by_ref().take(JUDGED).collect();
@@ -405,6 +406,7 @@ fn candidates(
         for part in parts {
             found.add(part);
         }
+        looks.seen(some.len());
         if some.len() < JUDGED {
             return Ok(found);
         }
@@ -536,20 +538,21 @@ fn rank<'a>(
     };
     let mut ranking: Vec<Found<'a>> = Vec::new();
     let mut unseen: Option<Unseen> = None;
+    let mut looks = Looks::new(watch, Phase::Looking, layouts);
     for number in 0.. {
         let batch: Vec<&'a Unit<'a>> = units.by_ref().take(BATCH).collect();
         let limit = limit(&ranking);
         if batch.first().is_none_or(|first| first.floor >= limit) {
             break;
         }
-        let progress = Progress {
-            seen: (number * BATCH) as u64,
-            layouts: layouts as u64,
-            best_s: ranking.first().map(|best| best.step_s),
-        };
+        looks.best_s = ranking.first().map(|best| best.step_s);
         let outcomes: Vec<Outcome<'a>> = batch
             .par_iter()
-            .map(|unit| visit(questions, unit, limit, &|| watch(&progress)))
+            .map(|unit| {
+                let outcome = visit(questions, unit, limit, &|| looks.begin());
+                looks.seen(1);
+                outcome
+            })
             .collect();
         let left = batch.iter().zip(&outcomes);
         if let Some((first, _)) = left.clone().find(|(_, outcome)| outcome.stopped) {
@@ -602,6 +605,7 @@ fn inside_domain(
         .iter()
         .filter(|unit| experts_inside_domain(&questions[0], unit.layout));
     let unsaid = (&mut Tally::default(), &mut Known::new(&[]));
+    let watch = &aimed(Aim::InsideDomain, watch);
     let Ranked { ranking, unseen } = rank(questions, (near, units.len()), 1, unsaid, watch);
     unseen.is_none().then(|| InsideDomain {
         gpus_per_domain: questions[0].cluster.gpus_per_domain,
@@ -768,35 +772,44 @@ fn shapes(layouts: &[Layout], questions: usize) -> ByDegrees {
     shapes
 }
 
-fn all_occupancies(question: &Question<'_>, layouts: &[Layout]) -> Moments {
+fn all_occupancies(
+    question: &Question<'_>,
+    layouts: &[Layout],
+    watch: &Watch<'_>,
+) -> Result<Moments, PlanError> {
     let sizes: BTreeSet<[u32; 3]> = layouts.iter().map(moments_key).collect();
     let each = sizes.into_iter().flat_map(|key| {
         let schedules = question.schedules(key[0], key[1]);
         schedules.map(move |name| (name, key))
     });
     let work: Vec<(ScheduleName, [u32; 3])> = each.collect();
-    work.into_par_iter()
-        .map(|(name, key)| {
+    let looks = Looks::new(watch, Phase::Scheduling, work.len());
+    let each = work.into_par_iter().map(|(name, key)| {
+        looks.one(|| {
             let schedule = Schedule::new(name, key[0], key[1], key[2]);
             ((name, key), memory::occupancies(&schedule))
         })
-        .collect::<Vec<_>>()
-        .into_iter()
-        .collect()
+    });
+    let all: Option<Vec<_>> = each.collect();
+    Ok(all.ok_or(PlanError::Stopped)?.into_iter().collect())
 }
 
+/// Layouts by their floors, lowest first.
 fn units<'a>(
     questions: &[Question<'_>],
     layouts: &'a [Layout],
     shapes: &'a ByDegrees,
     occupancies: &'a Moments,
-) -> Vec<Unit<'a>> {
+    watch: &Watch<'_>,
+) -> Result<Vec<Unit<'a>>, PlanError> {
     let question = &questions[0];
     let all = || shapes.values().map(|shapes| shapes[0].layout());
     // No layout takes less time under one below another.
     let fastest = questions.iter().filter(|of| of.above.is_empty());
-    let works: Vec<(&Question<'_>, Works)> =
-        fastest.map(|of| (of, Works::new(of, all()))).collect();
+    let works: Option<Vec<(&Question<'_>, Works)>> = fastest
+        .map(|of| Some((of, Works::new(of, all(), watch)?)))
+        .collect();
+    let works = works.ok_or(PlanError::Stopped)?;
     let objective = question.options.objective;
     let of_shape = |shapes: &Vec<Shapes>| -> Vec<ShapeWork> {
         let each = works.iter();
@@ -807,24 +820,30 @@ fn units<'a>(
         .par_iter()
         .map(|(&key, shapes)| (key, (of_shape(shapes), shapes)))
         .collect();
-    layouts
+    let looks = Looks::new(watch, Phase::Bounding, layouts.len());
+    let units: Option<Vec<Unit<'a>>> = layouts
         .par_iter()
         .map_init(Weights::new, |weights, layout| {
-            let (work, shapes) = &known[&shape_key(layout)];
-            let floor = match objective {
-                Objective::Throughput => {
-                    // The schedules are the same.
-                    let floors = work.iter().map(|work| floor_s(question, layout, work));
-                    floors.fold(f64::INFINITY, f64::min)
+            looks.one(|| {
+                let (work, shapes) = &known[&shape_key(layout)];
+                let floor = match objective {
+                    Objective::Throughput => {
+                        // The schedules are the same.
+                        let floors = work.iter().map(|work| floor_s(question, layout, work));
+                        floors.fold(f64::INFINITY, f64::min)
+                    }
+                    Objective::Memory => held(question, layout, weights).gib(),
+                };
+                Unit {
+                    layout,
+                    shapes,
+                    occupancies,
+                    floor,
                 }
-                Objective::Memory => held(question, layout, weights).gib(),
-            };
-            Unit {
-                layout,
-                shapes,
-                occupancies,
-                floor,
-            }
+            })
         })
-        .collect()
+        .collect();
+    let mut units = units.ok_or(PlanError::Stopped)?;
+    units.par_sort_unstable_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
+    Ok(units)
 }

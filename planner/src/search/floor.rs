@@ -13,6 +13,7 @@ use rayon::prelude::*;
 
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
+use super::watch::{Looks, Phase, Watch};
 use crate::choice::{CpComm, Dispatcher, ScheduleName};
 use crate::layout::Layout;
 use crate::local::Local;
@@ -209,11 +210,12 @@ fn feed_forward_key(question: &Question<'_>, layout: &Layout) -> [u64; 4] {
 }
 
 impl Works {
-    /// Prices the blocks of some layouts, each once.
+    /// Prices the blocks of some layouts, each once; none where the search is stopped before.
     pub(crate) fn new<'l>(
         question: &Question<'_>,
         layouts: impl Iterator<Item = &'l Layout> + Clone,
-    ) -> Self {
+        watch: &Watch<'_>,
+    ) -> Option<Self> {
         let mut attention: BTreeMap<[u32; 3], &Layout> = BTreeMap::new();
         let mut feed_forward: BTreeMap<[u64; 4], &Layout> = BTreeMap::new();
         for layout in layouts {
@@ -225,18 +227,20 @@ impl Works {
         for &kind in &question.kind_of {
             layers[kind] += 1;
         }
-        Self {
-            attention: each(attention, |layout| Attention::new(question, layout)),
-            feed_forward: each(feed_forward, |layout| {
+        let all = attention.len() + feed_forward.len();
+        let looks = &Looks::new(watch, Phase::Pricing, all);
+        Some(Self {
+            attention: each(attention, looks, |layout| Attention::new(question, layout))?,
+            feed_forward: each(feed_forward, looks, |layout| {
                 let dispatchers = question.dispatchers_for(layout.ep(), layout.etp());
                 // Which knows no keys.
                 let way = CpComm::default();
                 let under =
                     |&dispatcher| blocks(question, layout, (dispatcher, way), Block::FeedForward);
                 dispatchers.iter().map(under).collect()
-            }),
+            })?,
             layers,
-        }
+        })
     }
 
     /// The work of a layout's shapes, in their order: no more than [`Shape::work`] of it.
@@ -261,14 +265,15 @@ impl Works {
 
 fn each<K: Ord + Send, T: Send>(
     layouts: BTreeMap<K, &Layout>,
+    looks: &Looks<'_>,
     of: impl Fn(&Layout) -> T + Sync,
-) -> BTreeMap<K, T> {
+) -> Option<BTreeMap<K, T>> {
     let work: Vec<(K, &Layout)> = layouts.into_iter().collect();
-    let done: Vec<(K, T)> = work
+    let done: Option<Vec<(K, T)>> = work
         .into_par_iter()
-        .map(|(key, layout)| (key, of(layout)))
+        .map(|(key, layout)| looks.one(|| (key, of(layout))))
         .collect();
-    done.into_iter().collect()
+    Some(done?.into_iter().collect())
 }
 
 /// A block of each kind of layer.
@@ -393,7 +398,8 @@ mod tests {
             let layouts = candidates(std::slice::from_ref(question), gpus, rules, &unwatched)
                 .expect("unwatched")
                 .layouts;
-            let works = Works::new(question, layouts.iter());
+            let works = Works::new(question, layouts.iter(), &unwatched);
+            let works = works.expect("unwatched");
             for layout in layouts.iter().step_by(every) {
                 let known = works.of(question, layout);
                 let shapes = Shapes::new(layout);

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use super::floor::{Weights, held};
 use super::shape::Question;
 use super::visit::{BATCH, Found, Outcome, Unit, visit};
-use super::watch::{Progress, Watch};
+use super::watch::{Aim, Looks, Phase, Watch, aimed};
 use crate::answer::Candidate;
 use crate::choice::Objective;
 
@@ -61,6 +61,7 @@ impl<'a> Known<'a> {
         if self.0.is_empty() || questions[0].options.objective == Objective::Memory {
             return;
         }
+        let watch = &aimed(Aim::Front, watch);
         let mut weights = Weights::new();
         let each = units.iter();
         let floors: Vec<Bytes> = each
@@ -129,19 +130,20 @@ impl<'a> Known<'a> {
             let floors = self.0[a].left_s.total_cmp(&self.0[b].left_s);
             floors.then_with(|| units[a].layout.cmp(units[b].layout))
         });
-        for (number, batch) in left.chunks(BATCH).enumerate() {
+        let mut looks = Looks::new(watch, Phase::Looking, left.len());
+        for batch in left.chunks(BATCH) {
             let limit = best.map_or(f64::INFINITY, |best| best.0);
             if self.0[batch[0]].left_s >= limit {
                 break;
             }
-            let progress = Progress {
-                seen: (number * BATCH) as u64,
-                layouts: left.len() as u64,
-                best_s: best.map(|best| best.0),
-            };
+            looks.best_s = best.map(|best| best.0);
             let outcomes: Vec<Outcome<'a>> = batch
                 .par_iter()
-                .map(|&place| visit(questions, &units[place], limit, &|| watch(&progress)))
+                .map(|&place| {
+                    let outcome = visit(questions, &units[place], limit, &|| looks.begin());
+                    looks.seen(1);
+                    outcome
+                })
                 .collect();
             if outcomes.iter().any(|outcome| outcome.stopped) {
                 return None;

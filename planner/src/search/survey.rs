@@ -14,13 +14,18 @@ use super::candidate::{Case, likely_split};
 use super::room::{Of, Room};
 use super::shape::{Question, Shapes, shape_key};
 use super::visit::{Unit, peak};
+use super::watch::{Looks, Phase, Watch};
 use crate::answer::{Survey, SurveyCell};
 
 /// Degrees of attention, experts and microbatch that are looked at, of as many as there are evenly apart.
 const SHAPES: usize = 512;
 
-/// Looks at the units of a search, where there are many at some.
-pub(crate) fn survey(questions: &[Question<'_>], units: &[Unit<'_>]) -> Survey {
+/// Looks at the units of a search, where there are many at some; none where the search is stopped before.
+pub(crate) fn survey(
+    questions: &[Question<'_>],
+    units: &[Unit<'_>],
+    watch: &Watch<'_>,
+) -> Option<Survey> {
     // Where that is open, nothing leaves for the host.
     let plain = questions.iter();
     let plain = plain.take_while(|of| of.offload() == questions[0].offload());
@@ -30,11 +35,13 @@ pub(crate) fn survey(questions: &[Question<'_>], units: &[Unit<'_>]) -> Survey {
     let shapes: BTreeSet<[u32; 5]> = shapes.into_iter().step_by(apart).collect();
     let of_shapes = |unit: &&Unit<'_>| shapes.contains(&shape_key(unit.layout));
     let units: Vec<&Unit<'_>> = units.iter().filter(of_shapes).collect();
-    let seen: Vec<Option<(Bytes, f64)>> = units
+    let looks = Looks::new(watch, Phase::Surveying, units.len());
+    let seen: Option<Vec<Option<(Bytes, f64)>>> = units
         .par_iter()
         .with_min_len(64)
-        .map(|unit| glance(questions, unit))
+        .map(|unit| looks.one(|| glance(questions, unit)))
         .collect();
+    let seen = seen?;
     let fitting = || seen.iter().flatten();
     let fastest_s = fitting()
         .map(|&(_, step_s)| step_s)
@@ -46,7 +53,7 @@ pub(crate) fn survey(questions: &[Question<'_>], units: &[Unit<'_>]) -> Survey {
         let row = Survey::cell(fastest_s / step_s);
         *counts.entry((column, row)).or_default() += 1;
     }
-    Survey {
+    Some(Survey {
         layouts: units.len() as u64,
         fitting: fitting().count() as u64,
         capacity_gib,
@@ -59,7 +66,7 @@ pub(crate) fn survey(questions: &[Question<'_>], units: &[Unit<'_>]) -> Survey {
             .into_iter()
             .map(|((column, row), layouts)| SurveyCell(column, row, layouts))
             .collect(),
-    }
+    })
 }
 
 /// Peak memory and least time of a layout under the fastest recompute set that fits, of the first question under which

@@ -1,6 +1,7 @@
 //! [`unsearched`]: choices that a search held as they are though others could be taken, and what these come to.
 
 use super::closest::Change;
+use super::watch::{Aim, aimed};
 use super::{Asked, least_memory, plan_briefly};
 use crate::answer::Untried;
 use crate::choice::{CpComm, Graphs, Offload, Overlap, ScheduleName, StackName, Zero};
@@ -20,22 +21,35 @@ struct Held {
 }
 
 /// What is tried only where it is named and was not, each with what `first`, the degrees of the first plan, come to under
-/// it, and the fastest first. Only what ranks, stack and pinned degrees leave room for; what changes the numbers that are
+/// it ([`under`]), and the fastest first. Only what ranks, stack and pinned degrees leave room for; what changes the numbers that are
 /// trained with is no choice of a search, but for weights that rest in FP8, as they are multiplied.
 pub fn unsearched(asked: &Asked<'_>, first: &LayoutRecord) -> Vec<Untried> {
+    let watch = &aimed(Aim::Untried, asked.watch);
+    let asked = &Asked { watch, ..*asked };
     let held = held(asked).into_iter();
-    let mut all: Vec<Untried> = held
-        .map(|held| untried(asked, held, first.pinned()))
-        .collect();
+    let mut all: Vec<Untried> = held.map(|held| untried(asked, held, first)).collect();
     let rank = |untried: &Untried| untried.step_s.unwrap_or(f64::INFINITY);
     all.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
     all
 }
 
+/// The degrees of `first` as a choice has them: two chunks a rank where the pipeline comes back, and one stage where
+/// weights rest divided.
+fn under(options: &SearchOptions, first: &LayoutRecord) -> PartialDegrees {
+    let mut pins = first.pinned();
+    if options.schedule.is_some_and(ScheduleName::is_vee) {
+        pins.vpp = Some(2);
+    }
+    if options.zero == Zero::Fsdp {
+        (pins.pp, pins.vpp) = (Some(1), Some(1));
+    }
+    pins
+}
+
 /// A choice with what some degrees come to under it.
-fn untried(asked: &Asked<'_>, held: Held, pins: PartialDegrees) -> Untried {
+fn untried(asked: &Asked<'_>, held: Held, first: &LayoutRecord) -> Untried {
     let options = &SearchOptions {
-        pins,
+        pins: under(&held.options, first),
         top: 1,
         survey: false,
         front: 0,
@@ -43,7 +57,10 @@ fn untried(asked: &Asked<'_>, held: Held, pins: PartialDegrees) -> Untried {
     };
     let asked = &Asked { options, ..*asked };
     let (mut step_s, mut peak_gib, mut fits) = (None, None, None);
+    let rules = Rules::of(asked.model, options);
+    let is_legal = rules.contradictions(&options.pins, asked.gpus).is_empty();
     match plan_briefly(asked) {
+        _ if !is_legal => {}
         Ok(found) if found.search.unseen.is_none() => {
             let predicted = &found.plans[0].predicted;
             step_s = Some(predicted.step_s);

@@ -358,6 +358,7 @@ fn try_all<'a>(
             state: BTreeMap::new(),
         };
         let tried = unit.schedules(question).try_for_each(|schedule| {
+            go_on()?;
             let fits = trial.fitting(schedule, trial.beaten(outcome));
             if fits.iter().any(|shape| shape.contains(&true)) {
                 trial.under(schedule, &fits, outcome)?;
@@ -568,6 +569,7 @@ impl<'a> Trial<'_, 'a> {
                 self.left_s = self.left_s.min(child.bound_s);
                 break;
             }
+            (self.go_on)()?;
             let (shape, split) = (&shapes[child.shape], &splits[child.shape][child.split]);
             let case = Case {
                 question,
@@ -600,7 +602,6 @@ impl<'a> Trial<'_, 'a> {
             if !by_time && peak.gib() >= beaten {
                 continue;
             }
-            (self.go_on)()?;
             self.state.insert(place, true);
             let times = split.times(case, &sets);
             let name = schedule.name;

@@ -57,7 +57,7 @@ fn law_a_stopped_search_bounds_what_it_has_not_seen() {
         for looks in some.take_while(|looks| *looks < 100_000) {
             let left = AtomicU32::new(looks);
             let watch = |progress: &Progress| {
-                assert!(progress.seen <= progress.layouts);
+                assert!(progress.seen <= progress.all);
                 let fewer = |some: u32| some.checked_sub(1);
                 match left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer) {
                     Err(_) => ControlFlow::Break(()),

@@ -1,5 +1,8 @@
 //! Tests of what a search refuses, of memory that is left free, and of what would fit.
 
+use std::ops::ControlFlow;
+use std::sync::Mutex;
+
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::{Dtype, Precision};
 
@@ -11,7 +14,7 @@ use crate::layout::Batch;
 use crate::model::presets;
 use crate::options::{MEMORY_HEADROOM, PlanError, SearchOptions};
 use crate::plan::PlannedLayout;
-use crate::search::{Asked, plan, plan_watched};
+use crate::search::{Aim, Asked, Phase, Progress, closest, plan, plan_watched};
 use crate::stack::megatron::Declared;
 
 /// Of one candidate a layout those are planned that fill no more than they may, and no others.
@@ -311,4 +314,81 @@ fn sets_that_a_precision_excludes_are_counted_and_not_planned() {
     options.precision = Precision::Fp8;
     let search = run(&model, &cluster, 16, &options).search;
     assert!(!search.refused.contains_key("moe_act_under_delayed_fp8"));
+}
+
+/// What nothing has room for, by what whoever watches hears: states of each aim and phase, ever further; and a stop in any
+/// of them ends the search with what is known.
+#[test]
+fn law_a_watch_hears_how_far_every_phase_is_and_may_stop_in_any() {
+    let model = presets::load("qwen3-30b-a3b").expect("a preset");
+    let cluster = cluster("dgx-h100");
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let batch = Batch {
+        seq_len: 65_536,
+        global_batch: 64,
+    };
+    // Its states have room, and what passes save has not.
+    let options = SearchOptions {
+        pins: "cp=1".parse().expect("degrees"),
+        recompute: Some(Recompute::None.into()),
+        top: 1,
+        ..SearchOptions::new(batch, StackName::Megatron)
+    };
+    // Stopped once that is heard for the first time; the states that are, and whether the least memory is known.
+    let heard = |stop: Option<(Aim, Phase)>| {
+        let states = Mutex::new(Vec::<Progress>::new());
+        let watch = |progress: &Progress| {
+            let mut states = states.lock().expect("nobody panicked");
+            assert!(progress.seen <= progress.all, "{progress:?}");
+            if !states.contains(progress) {
+                states.push(*progress);
+            }
+            let is_over = states.iter().any(|own| Some((own.aim, own.phase)) == stop);
+            if is_over {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        };
+        let asked = Asked::new(&model, &cluster, 8, &options, &costs, &Declared);
+        let watch = &watch;
+        let asked = &Asked { watch, ..asked };
+        let found = match plan_watched(asked) {
+            Err(PlanError::Infeasible { least, .. }) => {
+                let savers = closest(asked, least.as_deref()).savers;
+                Some((least.is_some(), savers.len()))
+            }
+            Err(PlanError::Stopped) => None,
+            other => panic!("{other:?}"),
+        };
+        (states.into_inner().expect("nobody panicked"), found)
+    };
+    let (all, found) = heard(None);
+    let (known, savers) = found.expect("no room");
+    assert!(known && savers > 5, "{savers} savers");
+    for aim in [Aim::Best, Aim::Least, Aim::Fit] {
+        let of = |phase| {
+            let states = all
+                .iter()
+                .filter(|own| own.aim == aim && own.phase == phase);
+            states.count()
+        };
+        let phases = [
+            Phase::Judging,
+            Phase::Scheduling,
+            Phase::Pricing,
+            Phase::Bounding,
+        ];
+        let each = phases.map(of);
+        assert!(each.iter().all(|&states| states >= 2), "{aim:?}: {each:?}");
+        assert!(of(Phase::Looking) >= 10, "{aim:?}: {}", of(Phase::Looking));
+        for phase in phases.into_iter().chain([Phase::Looking]) {
+            let (states, found) = heard(Some((aim, phase)));
+            assert!(states.len() < all.len());
+            let (known, fewer) = found.unwrap_or_default();
+            assert_eq!(known, aim == Aim::Fit, "{aim:?} {phase:?}");
+            assert!(fewer < savers, "{aim:?} {phase:?}: {fewer} savers");
+            assert_eq!(found.is_none(), aim == Aim::Best, "{aim:?} {phase:?}");
+        }
+    }
 }
