@@ -118,8 +118,11 @@ pub(super) const TARGETS: [Target; 18] = [
         "requests",
         "requests of a rank, a line each, which are put into frames",
         |_, input| {
-            let lines = input.split(|byte| *byte == b'\n');
-            answered(&lines.flat_map(request).collect::<Vec<u8>>())
+            let (mut sent, mut left) = (Vec::new(), BODIES);
+            for line in input.split(|byte| *byte == b'\n') {
+                request(line, &mut left, &mut sent);
+            }
+            answered(&sent)
         },
     ),
     Target::new(
@@ -208,10 +211,12 @@ fn encoded(tokenizer: &Tokenizer) -> Result<(), String> {
     said(tokenizer.encode(TEXT.as_bytes()))
 }
 
-/// A frame of a request, with a body as long as it says; of a line with a number and a request, it announces a body as
-/// long as the number. Of a long body not all comes.
-fn request(line: &[u8]) -> Vec<u8> {
-    const LONGEST: u64 = 1 << 20;
+/// Bytes of the bodies of an input that come, whatever they are announced to be.
+const BODIES: usize = 1 << 20;
+
+/// Sends a frame of a request, with a body as long as it says; of a line with a number and a request, it announces a body
+/// as long as the number. Of all bodies so much comes as is `left`.
+fn request(line: &[u8], left: &mut usize, sent: &mut Vec<u8>) {
     let parsed: Option<Value> = serde_json::from_slice(line).ok();
     let claimed = parsed.as_ref().and_then(|parsed| {
         let bytes = parsed.get(0)?.as_u64()?;
@@ -221,10 +226,13 @@ fn request(line: &[u8]) -> Vec<u8> {
         let bytes = parsed.and_then(|request| request["Post"]["post"]["bytes"].as_u64());
         (bytes.unwrap_or(0), line.to_vec())
     });
-    let mut sent = [request.len() as u64, bytes].map(u64::to_le_bytes).concat();
+    for word in [request.len() as u64, bytes] {
+        sent.extend(word.to_le_bytes());
+    }
     sent.extend(request);
-    sent.resize(sent.len() + bytes.min(LONGEST) as usize, 0);
-    sent
+    let comes = bytes.min(*left as u64) as usize;
+    sent.resize(sent.len() + comes, 0);
+    *left -= comes;
 }
 
 fn answered(sent: &[u8]) -> Result<(), String> {
