@@ -87,9 +87,9 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     if args.front && several {
         question.add_front(&mut found, &options)?;
     }
-    let first = found.answer.plans[0].layout;
+    let first = &found.answer.plans[0];
     found.answer.search.not_searched =
-        question.asking(&options, |asked| search::unsearched(asked, &first));
+        question.asking(&options, |asked| search::unsearched(asked, first));
     if watcher.is_stopped() {
         // What is asked about the best so far is answered all the same.
         question.watch = None;

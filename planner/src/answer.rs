@@ -291,14 +291,11 @@ pub struct SearchRecord {
     /// Wall seconds of the search; the caller's clock, 0 where the output must not depend on it.
     pub elapsed_s: f64,
     /// Whether the first plan is proven best among the candidates, under the cost model: each was
-    /// priced, refused, or ruled out by a bound, and the first plan's split into stages is the best
-    /// balanced one. With several stages a rank and unlike layers that split is a local optimum, and
-    /// this is false.
+    /// priced, refused, or ruled out by a bound, and `gap` is 0.
     pub optimal: bool,
-    /// What the first plan's layout could still gain, at most, if every layer chose its recompute
-    /// set by itself (a linear relaxation) and, where its split is not proven best, from any other
-    /// split; as a fraction of its step time. 0 where memory is the objective: no bound is known. Where the search was
-    /// stopped, also what it has not looked at.
+    /// What the first plan's layout could still gain, at most, if its layers were split into other stages
+    /// or, where each may, chose their recompute sets in other ways; as a fraction of its step time. 0 where
+    /// memory is the objective: no bound is known. Where the search was stopped, also what it has not looked at.
     pub gap: f64,
     /// By how much of its step time, at least, the second plan must be slower than the first to be told
     /// apart from it; absent of a single plan. See [`crate::plan::Predicted::step_s_low`] for how sure

@@ -58,6 +58,21 @@ pub fn partition(weights: &Weights, places: Places) -> Option<Partition> {
     Some(line.partition(&cuts, places))
 }
 
+/// Of all cuts into so many stages, one a rank, the least time until the last rank has done its work, in the unit of the
+/// weights: that of a microbatch as often as there are some, behind what one takes to reach the rank. `None` where there
+/// are fewer layers than stages that need one.
+pub fn least(weights: &Weights, stages: u32, microbatches: u32) -> Option<u64> {
+    let line = Line::new(weights, stages as usize)?;
+    let over = |stage: usize, from: usize, to: usize| {
+        let own = line.weight(stage, from, to);
+        let own = own.saturating_mul(microbatches.into());
+        let before = if stage == 0 { 0 } else { line.first };
+        own.saturating_add(line.before[from]).saturating_add(before)
+    };
+    let (least, _) = line.best(u64::MAX, over, |last, own| last.max(u128::from(own)));
+    Some(u64::try_from(least).unwrap_or(u64::MAX))
+}
+
 /// Equal stages, as Megatron-Core cuts without further flags: `None` unless the layers divide.
 pub fn uniform(layers: u32, pp: u32, vpp: u32) -> Option<Vec<Vec<u32>>> {
     let stages = pp.checked_mul(vpp)?;
@@ -74,11 +89,41 @@ pub fn uniform(layers: u32, pp: u32, vpp: u32) -> Option<Vec<Vec<u32>>> {
 /// are fewer layers than stages that need one.
 pub fn proportional(weights: &Weights, stages: u32) -> Option<Vec<Vec<u32>>> {
     let line = Line::new(weights, stages as usize)?;
-    let cuts = line.in_one_pass();
-    let held = cuts
-        .windows(2)
-        .map(|cut| (cut[0] as u32..cut[1] as u32).collect());
-    Some(held.collect())
+    Some(held_by(&line.in_one_pass()))
+}
+
+/// Stages that differ from some by a layer less in one and one more in another, of which one is the first or the last or both
+/// follow each other; layers between move on. The last alone may be left without any.
+pub fn moves(stages: &[Vec<u32>]) -> Vec<Vec<Vec<u32>>> {
+    let last = stages.len().saturating_sub(1);
+    let mut cuts = vec![0];
+    for stage in stages {
+        cuts.push(cuts[cuts.len() - 1] + stage.len());
+    }
+    let mut moved = Vec::new();
+    for source in (0..=last).filter(|&stage| stages[stage].len() > usize::from(stage != last)) {
+        let is_near = |&target: &usize| {
+            let ends = [0, last];
+            target.abs_diff(source) == 1 || ends.contains(&source) || ends.contains(&target)
+        };
+        for target in (0..=last)
+            .filter(|target| *target != source)
+            .filter(is_near)
+        {
+            let mut cuts = cuts.clone();
+            balance::shift(&mut cuts, source, target);
+            moved.push(held_by(&cuts));
+        }
+    }
+    moved
+}
+
+/// The layers between cuts.
+fn held_by(cuts: &[usize]) -> Vec<Vec<u32>> {
+    let stages = cuts.windows(2);
+    stages
+        .map(|cut| (cut[0] as u32..cut[1] as u32).collect())
+        .collect()
 }
 
 /// Layers on a line, with prefix sums of their weights. Cuts are `stages + 1` positions: stage `s`
@@ -165,15 +210,21 @@ impl Line {
         let stages = cuts.windows(2).enumerate();
         let known = stages.map(|(stage, cut)| self.weight(stage, cut[0], cut[1]));
         let known = known.max().unwrap_or(u64::MAX);
-        let (least, _) = self.best(known, |best, stage| best.max(u128::from(stage)));
+        let weight = |stage, from, to| self.weight(stage, from, to);
+        let (least, _) = self.best(known, weight, |best, stage| best.max(u128::from(stage)));
         let squares = |sum: u128, stage: u64| sum.saturating_add(u128::from(stage).pow(2));
         let cap = u64::try_from(least).unwrap_or(u64::MAX);
-        self.best(cap, squares).1
+        self.best(cap, weight, squares).1
     }
 
     /// The least total over all cuts without a stage above `cap`, and cuts that reach it, where
-    /// `add` extends a total by a stage and grows with both.
-    fn best(&self, cap: u64, add: impl Fn(u128, u64) -> u128) -> (u128, Vec<usize>) {
+    /// `weight` of a stage grows with its layers and `add` extends a total by a stage and grows with both.
+    fn best(
+        &self,
+        cap: u64,
+        weight: impl Fn(usize, usize, usize) -> u64,
+        add: impl Fn(u128, u64) -> u128,
+    ) -> (u128, Vec<usize>) {
         let layers = self.layers();
         // [stage][layers placed]: least total, and where the stage begins.
         let mut total = vec![u128::MAX; layers + 1];
@@ -183,7 +234,7 @@ impl Line {
             let mut next = vec![u128::MAX; layers + 1];
             for to in self.needs(stage)..=layers {
                 for from in (0..=to - self.needs(stage)).rev() {
-                    let weight = self.weight(stage, from, to);
+                    let weight = weight(stage, from, to);
                     if weight > cap {
                         break;
                     }
@@ -208,11 +259,8 @@ impl Line {
 
     fn partition(&self, cuts: &[usize], places: Places) -> Partition {
         let balance = self.balance(cuts, places);
-        let stages = cuts
-            .windows(2)
-            .map(|cut| (cut[0] as u32..cut[1] as u32).collect());
         Partition {
-            stages: stages.collect(),
+            stages: held_by(cuts),
             max_stage: balance.max_stage,
             max_rank: balance.max_rank,
         }

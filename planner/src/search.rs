@@ -8,6 +8,7 @@
 //! the candidates considered. Results do not depend on the number of threads.
 
 mod again;
+mod around;
 mod asked;
 mod by_layer;
 mod by_set;
@@ -66,6 +67,7 @@ pub use asked::Asked;
 pub use longest::{Lengths, longest};
 pub use unsearched::unsearched;
 
+use around::around;
 use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
 use predict::Priced;
@@ -105,22 +107,32 @@ pub fn plan(
 
 /// The same, where somebody may watch. Stopped before its end it has the best of what it has seen, and where that is
 /// nothing [`PlanError::Stopped`]. Where nothing fits, the error has the least memory that a plan needs.
+///
+/// What is close to the best is tried too: all virtual stages and microbatches at its degrees, and moves of its layers
+/// between stages.
 pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
-    plan_briefly(asked).map_err(|mut error| {
-        if let PlanError::Infeasible { least, .. } = &mut error
-            && asked.cluster.gpu.memory_gib < ENDLESS_GIB
-        {
-            let watch = &aimed(Aim::Least, asked.watch);
-            *least = least_memory(&Asked { watch, ..*asked }).map(Box::new);
-        }
-        error
-    })
+    let found = plan_priced(asked, f64::INFINITY).map(|found| around(asked, found));
+    found
+        .map(|found| answered(asked, found))
+        .map_err(|mut error| {
+            if let PlanError::Infeasible { least, .. } = &mut error
+                && asked.cluster.gpu.memory_gib < ENDLESS_GIB
+            {
+                let watch = &aimed(Aim::Least, asked.watch);
+                *least = least_memory(&Asked { watch, ..*asked }).map(Box::new);
+            }
+            error
+        })
 }
 
-/// The same without the search for the least memory where nothing fits, which may take as long again.
+/// The same without what is tried around the best, and without the search for the least memory where nothing fits, which may
+/// take as long again.
 pub fn plan_briefly(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
+    plan_priced(asked, f64::INFINITY).map(|found| answered(asked, found))
+}
+
+fn answered(asked: &Asked<'_>, (priced, mut search): (Vec<Priced>, SearchRecord)) -> SearchResult {
     let options = asked.options;
-    let (priced, mut search) = plan_priced(asked)?;
     search.told_apart = predict::told_apart(options.stack, asked.costs, &priced);
     search.offloaded_together = offload::together(asked.model, options);
     let objective = options.objective;
@@ -129,11 +141,11 @@ pub fn plan_briefly(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
         .map(|runner_up| explain::alternative(&priced[0], runner_up, objective))
         .collect();
     let plans = priced.into_iter().map(|priced| priced.plan).collect();
-    Ok(SearchResult {
+    SearchResult {
         plans,
         alternatives,
         search,
-    })
+    }
 }
 
 /// What prices are of what is asked: loads that are known, and products whose scale is of whole tensors.
@@ -148,8 +160,8 @@ fn prices<'c>(costs: &'c Costs, options: &SearchOptions) -> Cow<'c, Costs> {
     costs
 }
 
-/// Plans, best first.
-fn plan_priced(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
+/// Plans that score less than something, best first.
+fn plan_priced(asked: &Asked<'_>, below: f64) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
     let Asked {
         model,
         cluster,
@@ -192,7 +204,7 @@ fn plan_priced(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErr
     let Ranked { ranking, unseen } = rank(
         &questions,
         (units.iter(), units.len()),
-        options.top,
+        (options.top, below),
         (&mut tally, &mut known),
         watch,
     );
@@ -216,8 +228,8 @@ fn plan_priced(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErr
     let inside_domain = (!experts_inside_domain(&questions[0], best.unit.layout))
         .then(|| inside_domain(&questions, &units, watch))
         .flatten();
-    let of = &questions[best.question];
-    let mut gap = best.gap(of);
+    let of_layout = best.gap(&questions);
+    let mut gap = of_layout.unwrap_or(0.0);
     if let Some(left) = unseen {
         gap = gap.max(1.0 - left.floor / best.score(options.objective));
     }
@@ -234,7 +246,7 @@ fn plan_priced(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanErr
         refused,
         priced: tally.priced,
         elapsed_s: 0.0,
-        optimal: unseen.is_none() && best.split_is_exact(of),
+        optimal: unseen.is_none() && of_layout == Some(0.0),
         gap,
         feasible: tally.feasible,
         survey: (options.survey && unseen.is_none())
@@ -523,18 +535,18 @@ struct Unseen {
     floor: f64,
 }
 
-/// Ranks units, so many at most, which come in the order of their floors.
+/// Ranks units, so many at most of those that score less than something, which come in the order of their floors.
 fn rank<'a>(
     questions: &[Question<'_>],
     (mut units, layouts): (impl Iterator<Item = &'a Unit<'a>>, usize),
-    top: usize,
+    (top, below): (usize, f64),
     (tally, known): (&mut Tally, &mut Known<'a>),
     watch: &Watch<'_>,
 ) -> Ranked<'a> {
     let objective = questions[0].options.objective;
     let limit = |ranking: &[Found<'a>]| {
         let last = ranking.get(top - 1);
-        last.map_or(f64::INFINITY, |last| last.score(objective))
+        last.map_or(below, |last| last.score(objective))
     };
     let mut ranking: Vec<Found<'a>> = Vec::new();
     let mut unseen: Option<Unseen> = None;
@@ -606,7 +618,8 @@ fn inside_domain(
         .filter(|unit| experts_inside_domain(&questions[0], unit.layout));
     let unsaid = (&mut Tally::default(), &mut Known::new(&[]));
     let watch = &aimed(Aim::InsideDomain, watch);
-    let Ranked { ranking, unseen } = rank(questions, (near, units.len()), 1, unsaid, watch);
+    let only = (1, f64::INFINITY);
+    let Ranked { ranking, unseen } = rank(questions, (near, units.len()), only, unsaid, watch);
     unseen.is_none().then(|| InsideDomain {
         gpus_per_domain: questions[0].cluster.gpus_per_domain,
         best: ranking

@@ -596,7 +596,7 @@ fn untried(answer: &Answer) -> Option<String> {
     });
     let each = each.collect::<Vec<_>>().join(", ");
     (!each.is_empty())
-        .then(|| format!("Tried only where named, here at the degrees of #1: {each}."))
+        .then(|| format!("Tried only where named, here at the degrees and stages of #1 as far as they allow these: {each}."))
 }
 
 fn search(answer: &Answer) -> String {
@@ -821,7 +821,7 @@ mod tests {
         let mut answer = sample::answer(1);
         (answer.search.optimal, answer.search.gap) = (false, 0.02);
         let text = plan_table(&answer, &[]);
-        let part = "another split of its layers into stages could gain at most 2.0%";
+        let part = "another split or recomputation of its layers could gain at most 2.0%";
         assert!(text.contains(part), "{text}");
         answer.search.unseen = Some(41_223);
         let text = plan_table(&answer, &[]);

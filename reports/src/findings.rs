@@ -423,7 +423,7 @@ pub(crate) fn left_open(search: &SearchRecord) -> String {
             format::grouped(unseen)
         ),
         None if search.gap > 0.0 => {
-            format!("another split of its layers into stages could gain at most {gap}")
+            format!("another split or recomputation of its layers could gain at most {gap}")
         }
         None => "other splits of its layers into stages were not tried".to_owned(),
     }

@@ -81,6 +81,13 @@ pub enum ParseDegreesError {
 const KEYS: &str = "tp, cp, pp, vpp, ep, etp, mbs, dp, edp";
 
 impl PartialDegrees {
+    /// Whether every degree that divides ranks is named: all but virtual stages, microbatches and what follows.
+    pub(crate) fn names_ranks(&self) -> bool {
+        [self.tp, self.cp, self.pp, self.ep, self.etp]
+            .iter()
+            .all(Option::is_some)
+    }
+
     /// Pins every searched degree to those given.
     pub fn exactly(degrees: &Degrees) -> Self {
         Self {

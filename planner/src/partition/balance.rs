@@ -251,7 +251,7 @@ pub(super) fn pace(max_rank: u64, max_stage: u64) -> u128 {
 }
 
 /// Takes one layer from `source` and gives one to `target`; stages between keep their number.
-fn shift(cuts: &mut [usize], source: usize, target: usize) {
+pub(super) fn shift(cuts: &mut [usize], source: usize, target: usize) {
     if source < target {
         cuts[source + 1..=target]
             .iter_mut()

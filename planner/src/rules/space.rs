@@ -8,17 +8,17 @@ use crate::layout::nearest::product;
 use crate::layout::{self, Batch, Degrees, PartialDegrees};
 use crate::model::Model;
 
-/// The most tokens of a microbatch that is considered unless one is pinned. Far past the size that
-/// fills any device's matrix units, more only costs memory.
+/// The most tokens of a microbatch that is considered while other degrees are open. Far past the size that
+/// fills any device's matrix units, more gains little and costs memory.
 pub const MAX_MICROBATCH_TOKENS: u64 = 1 << 16;
 
 /// All tuples of degrees for a job, in a fixed order, that agree with the pins.
 ///
 /// `tp`, `cp`, `pp`, `ep` and `etp` are divisors of `gpus` such that both grids tile it. `vpp` is 1
 /// without a pipeline; with one, of all values that lead to the same largest stage the smallest is
-/// taken, since more would only cut the same work into more messages. `mbs` are the divisors of a
-/// replica's share of the batch up to [`MAX_MICROBATCH_TOKENS`]. A pin replaces the list of its
-/// axis and is judged only against the ranks. Where the pins by themselves cannot tile them, one
+/// taken, since more cut about the same work into more messages. `mbs` are the divisors of a
+/// replica's share of the batch up to [`MAX_MICROBATCH_TOKENS`]. Where all other degrees are pinned, every value of
+/// both is listed. A pin replaces the list of its axis and is judged only against the ranks. Where the pins by themselves cannot tile them, one
 /// tuple is listed, with 1 for what is left open, so that the caller has a refusal to show.
 pub fn space(
     model: &Model,
@@ -31,15 +31,22 @@ pub fn space(
     let pinned = pins.or_one(gpus);
     let impossible = layout::grids(&pinned, &mut Vec::new()).is_none();
     let grids = grids(gpus, &axis, [pins.tp, pins.cp], pins.pp, pins.dp);
+    let whole = pins.names_ranks();
+    let most_tokens = if whole {
+        u64::MAX
+    } else {
+        MAX_MICROBATCH_TOKENS
+    };
     let tuples = grids.into_iter().flat_map(move |attention| {
         let [tp, cp, pp, dp] = attention;
         let experts = self::grids(gpus, &axis, [pins.etp, pins.ep], Some(pp), pins.edp);
         let vpps = pins
             .vpp
-            .map_or_else(|| virtual_stages(layers, pp), |vpp| vec![vpp]);
-        let sizes = pins
-            .mbs
-            .map_or_else(|| microbatch_sizes(&batch, dp), |mbs| vec![mbs]);
+            .map_or_else(|| virtual_stages(layers, pp, whole), |vpp| vec![vpp]);
+        let sizes = pins.mbs.map_or_else(
+            || microbatch_sizes(&batch, dp, most_tokens),
+            |mbs| vec![mbs],
+        );
         let mut tuples = Vec::with_capacity(experts.len() * vpps.len() * sizes.len());
         for [etp, ep, ..] in experts {
             for &vpp in &vpps {
@@ -118,26 +125,25 @@ fn grids(
     found
 }
 
-/// For each reachable size of the largest stage, the least virtual stages a rank that reach it. The embedding and the
-/// head may have stages of their own.
-fn virtual_stages(layers: u32, pp: u32) -> Vec<u32> {
+/// For each reachable size of the largest stage, the least virtual stages a rank that reach it, or all of them. The
+/// embedding and the head may have stages of their own.
+fn virtual_stages(layers: u32, pp: u32, all: bool) -> Vec<u32> {
     if pp == 1 {
         return vec![1];
     }
     let largest = |vpp: u32| layers.div_ceil(pp.saturating_mul(vpp));
     let most = (layers.saturating_add(2) / pp.max(1)).max(1);
     (1..=most)
-        .filter(|&vpp| vpp == 1 || largest(vpp) < largest(vpp - 1))
+        .filter(|&vpp| all || vpp == 1 || largest(vpp) < largest(vpp - 1))
         .collect()
 }
 
-/// Sequences of a microbatch that divide a replica's share of the batch; 1 where nothing does.
-fn microbatch_sizes(batch: &Batch, dp: u32) -> Vec<u32> {
+/// Sequences of a microbatch of so many tokens at most that divide a replica's share of the batch; 1 where nothing does.
+fn microbatch_sizes(batch: &Batch, dp: u32, most_tokens: u64) -> Vec<u32> {
     let share = batch.global_batch / u64::from(dp.max(1));
-    let most = (MAX_MICROBATCH_TOKENS / batch.seq_len.max(1)).clamp(1, share.max(1));
-    (1..=most as u32)
-        .filter(|&mbs| mbs == 1 || share.is_multiple_of(mbs.into()))
-        .collect()
+    let most = (most_tokens / batch.seq_len.max(1)).clamp(1, u32::MAX.into());
+    let sizes = divisors(share.max(1)).into_iter();
+    sizes.filter(|&mbs| u64::from(mbs) <= most).collect()
 }
 
 /// The divisors of a number, ascending; none of zero.

@@ -11,6 +11,7 @@ use moefold_profiles::units::{Bytes, Seconds, Span};
 use moefold_profiles::{ByClass, Collective, CollectiveKind};
 
 use super::cuts::Cuts;
+use super::floor::floor_s;
 use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use super::sharded::Waits;
@@ -67,16 +68,14 @@ pub(crate) struct StageSplit {
 /// kept in `known`, by places of stages, for those who ask again about the same shape.
 pub(crate) fn splits(case: Case<'_>, known: &Cuts) -> Vec<StageSplit> {
     let Case {
-        question,
-        layout,
-        shape,
-        ..
+        question, layout, ..
     } = case;
     if let Some(given) = &question.options.stages {
         return vec![StageSplit::new(case, given.stages().to_vec())];
     }
-    let layers = layer_weights(question, shape);
-    let weights = weights(case, &layers);
+    let first = &question.choices[0];
+    let layers = layer_weights(case, first);
+    let weights = weights(case, &layers, first);
     let mut splits = Vec::with_capacity(2);
     splits.extend(partition::uniform(
         layers.len() as u32,
@@ -102,17 +101,16 @@ pub(crate) fn splits(case: Case<'_>, known: &Cuts) -> Vec<StageSplit> {
 /// layers where they divide, or about equal times.
 pub(crate) fn likely_split(case: Case<'_>) -> Option<StageSplit> {
     let Case {
-        question,
-        layout,
-        shape,
-        ..
+        question, layout, ..
     } = case;
     let stages = if let Some(given) = &question.options.stages {
         given.stages().to_vec()
     } else {
-        let layers = layer_weights(question, shape);
+        let first = &question.choices[0];
+        let layers = layer_weights(case, first);
+        let weights = weights(case, &layers, first);
         partition::uniform(layers.len() as u32, layout.pp(), layout.vpp())
-            .or_else(|| partition::proportional(&weights(case, &layers), layout.stages()))?
+            .or_else(|| partition::proportional(&weights, layout.stages()))?
     };
     Some(StageSplit::new(case, stages))
 }
@@ -121,23 +119,17 @@ fn nanoseconds(seconds: f64) -> u64 {
     Seconds(seconds).to_span().0
 }
 
-fn layer_weights(question: &Question<'_>, shape: &Shape) -> Vec<u64> {
-    let sets = &question.choices[0];
-    let each = (0..).zip(&question.kind_of);
-    each.map(|(layer, &kind)| nanoseconds(shape.kinds[kind].both_s(sets.of(layer))))
+fn layer_weights(case: Case<'_>, sets: &Sets) -> Vec<u64> {
+    let each = (0..).zip(&case.question.kind_of);
+    each.map(|(layer, &kind)| nanoseconds(case.shape.kinds[kind].both_s(sets.of(layer))))
         .collect()
 }
 
-/// Stages of a layout weigh so much. The embedding has a stage of its own where there are more stages than layers
-/// alone: Megatron-Core lets it in any, and it is the lightest end.
-fn weights<'l>(case: Case<'_>, layers: &'l [u64]) -> Weights<'l> {
-    let Case {
-        question,
-        layout,
-        shape,
-        ..
-    } = case;
-    let set = question.choices[0].of_ends();
+/// Stages of a layout weigh so much under some recompute sets. The embedding has a stage of its own where there are more
+/// stages than layers alone: Megatron-Core lets it in any, and it is the lightest end.
+fn weights<'l>(case: Case<'_>, layers: &'l [u64], sets: &Sets) -> Weights<'l> {
+    let Case { layout, shape, .. } = case;
+    let set = sets.of_ends();
     Weights {
         layers,
         first: nanoseconds(shape.embedding.both_s(set)),
@@ -145,6 +137,27 @@ fn weights<'l>(case: Case<'_>, layers: &'l [u64]) -> Weights<'l> {
         first_may_be_bare: layout.stages() as usize > layers.len(),
         last_may_be_bare: true,
     }
+}
+
+/// Seconds that no split of a layout takes less than under some recompute sets.
+pub(crate) fn least_s(case: Case<'_>, sets: &Sets) -> f64 {
+    let Case {
+        question,
+        layout,
+        shape,
+        schedule,
+    } = case;
+    let floor = floor_s(question, layout, &shape.work_under(question, sets));
+    let hides = question.stack.hides(question.overlap).expert_alltoall;
+    if layout.vpp() > 1 || schedule.divides_backward() || hides {
+        return floor;
+    }
+    let layers = layer_weights(case, sets);
+    let weights = weights(case, &layers, sets);
+    let least = partition::least(&weights, layout.stages(), layout.microbatches());
+    // Layers are rounded to nanoseconds each, stages as a whole.
+    let least_s = least.map_or(0.0, |least| Span(least).seconds().0 * (1.0 - 1e-6));
+    floor.max(least_s)
 }
 
 /// The stages of a pipeline rank.

@@ -6,6 +6,7 @@ mod predicted;
 mod pruning;
 mod refused;
 mod routed;
+mod split;
 
 use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;

@@ -5,9 +5,9 @@ use super::watch::{Aim, aimed};
 use super::{Asked, least_memory, plan_briefly};
 use crate::answer::Untried;
 use crate::choice::{CpComm, Graphs, Offload, Overlap, ScheduleName, StackName, Zero};
-use crate::layout::PartialDegrees;
-use crate::options::{PlanError, SearchOptions};
-use crate::plan::LayoutRecord;
+use crate::model::Model;
+use crate::options::{PipelineLayout, PlanError, SearchOptions};
+use crate::plan::PlannedLayout;
 use crate::rules::Rules;
 use crate::stack::Stack;
 
@@ -20,10 +20,10 @@ struct Held {
     options: SearchOptions,
 }
 
-/// What is tried only where it is named and was not, each with what `first`, the degrees of the first plan, come to under
-/// it ([`under`]), and the fastest first. Only what ranks, stack and pinned degrees leave room for; what changes the numbers that are
+/// What is tried only where it is named and was not, each with what the degrees and stages of `first`, the first plan, come to
+/// under it ([`under`]), and the fastest first. Only what ranks, stack and pinned degrees leave room for; what changes the numbers that are
 /// trained with is no choice of a search, but for weights that rest in FP8, as they are multiplied.
-pub fn unsearched(asked: &Asked<'_>, first: &LayoutRecord) -> Vec<Untried> {
+pub fn unsearched(asked: &Asked<'_>, first: &PlannedLayout) -> Vec<Untried> {
     let watch = &aimed(Aim::Untried, asked.watch);
     let asked = &Asked { watch, ..*asked };
     let held = held(asked).into_iter();
@@ -33,28 +33,38 @@ pub fn unsearched(asked: &Asked<'_>, first: &LayoutRecord) -> Vec<Untried> {
     all
 }
 
-/// The degrees of `first` as a choice has them: two chunks a rank where the pipeline comes back, and one stage where
-/// weights rest divided.
-fn under(options: &SearchOptions, first: &LayoutRecord) -> PartialDegrees {
-    let mut pins = first.pinned();
-    if options.schedule.is_some_and(ScheduleName::is_vee) {
+/// A choice at the degrees and stages of `first`, as far as it has them: it has two chunks a rank where its pipeline comes back,
+/// and one stage where weights rest divided.
+fn under(model: &Model, options: SearchOptions, first: &PlannedLayout) -> SearchOptions {
+    let mut pins = first.layout.pinned();
+    let comes_back = options.schedule.is_some_and(ScheduleName::is_vee);
+    if comes_back {
         pins.vpp = Some(2);
     }
-    if options.zero == Zero::Fsdp {
+    let divides = options.zero == Zero::Fsdp;
+    if divides {
         (pins.pp, pins.vpp) = (Some(1), Some(1));
     }
-    pins
-}
-
-/// A choice with what some degrees come to under it.
-fn untried(asked: &Asked<'_>, held: Held, first: &LayoutRecord) -> Untried {
-    let options = &SearchOptions {
-        pins: under(&held.options, first),
+    // Passes that are combined take no stages.
+    let combines = options
+        .overlap
+        .is_some_and(|overlap| overlap.expert_alltoall);
+    let own = pins.pp == Some(1) || comes_back || divides || combines;
+    let stages = || PipelineLayout::from(first.pipeline.stages.clone());
+    let stages = (!own).then(|| stages().with_depths(model.mtp.len()));
+    SearchOptions {
+        pins,
+        stages: options.stages.or(stages),
         top: 1,
         survey: false,
         front: 0,
-        ..held.options
-    };
+        ..options
+    }
+}
+
+/// A choice with what the degrees and stages of `first` come to under it.
+fn untried(asked: &Asked<'_>, held: Held, first: &PlannedLayout) -> Untried {
+    let options = &under(asked.model, held.options, first);
     let asked = &Asked { options, ..*asked };
     let (mut step_s, mut peak_gib, mut fits) = (None, None, None);
     let rules = Rules::of(asked.model, options);

@@ -74,8 +74,6 @@ pub(crate) struct Found<'a> {
     pub(crate) schedule: ScheduleName,
     pub(crate) occupancies: &'a [Vec<Occupancy>],
     shape: &'a Shape,
-    /// No child under its shape scores less.
-    floor: f64,
     split: StageSplit,
     sets: Sets,
     pub(crate) step_s: f64,
@@ -95,34 +93,27 @@ impl Found<'_> {
         }
     }
 
-    /// Whether no other split of this layout's layers is better balanced: there is one stage a rank
-    /// (a dynamic program finds the split), all layers are alike, or the split was given. Splits are
-    /// balanced by time, so where memory is the objective only a given or single stage counts.
-    pub(crate) fn split_is_exact(&self, question: &Question<'_>) -> bool {
-        let layout = self.unit.layout;
-        let balanced = layout.vpp() == 1 || question.distinct.len() == 1;
-        let by_time = question.options.objective != Objective::Memory;
-        question.options.stages.is_some() || layout.pp() == 1 || (by_time && balanced)
+    /// Whether no other split of its layers is left to try: there is one stage, or stages were given.
+    fn split_is_whole(&self, question: &Question<'_>) -> bool {
+        question.options.stages.is_some() || self.unit.layout.stages() == 1
     }
 
-    /// What a recompute set for each layer, or where the split is not exact another one, could save
-    /// on this layout, at most.
-    pub(crate) fn gap(&self, question: &Question<'_>) -> f64 {
+    /// What its layout could still gain, at most, as a fraction of its step: from another split, and from more ways to
+    /// recompute by layer where layers may. Nothing where it is known to be the best; `None` where there is no bound.
+    pub(crate) fn gap(&self, questions: &[Question<'_>]) -> Option<f64> {
+        let question = &questions[self.question];
         if question.options.objective == Objective::Memory {
-            return 0.0;
+            return self.split_is_whole(question).then_some(0.0);
         }
         let mut bound = self.step_s;
-        if question.choices.len() > 1
-            && !question.recompute(&self.sets).is_none()
-            && question.offload().is_none()
-        {
+        if question.by_layer && !question.recompute(&self.sets).is_none() {
             let case = self.case(question);
             bound = self.split.mixed_bound_s(case, self.occupancies);
         }
-        if !self.split_is_exact(question) {
-            bound = bound.min(self.floor);
+        if !self.split_is_whole(question) {
+            bound = bound.min(least_of_splits_s(questions, self.unit));
         }
-        (1.0 - bound / self.step_s).max(0.0)
+        Some((1.0 - bound / self.step_s).max(0.0))
     }
 
     /// In short, as an answer lists it.
@@ -396,6 +387,41 @@ pub(crate) fn split_bound_s(question: &Question<'_>, unit: &Unit<'_>, shapes: &S
         .fold(f64::INFINITY, f64::min)
 }
 
+/// Seconds that no child of a unit takes less than which may fit, however its layers are split.
+fn least_of_splits_s(questions: &[Question<'_>], unit: &Unit<'_>) -> f64 {
+    let mut least_s = f64::INFINITY;
+    for (question, shapes) in questions.iter().zip(unit.shapes) {
+        let (capacity, choices) = (question.capacity(), &question.choices);
+        for (schedule, occupancies) in unit.schedules(question) {
+            for (index, shape) in shapes.first(question).iter().enumerate() {
+                let case = |shape| Case {
+                    question,
+                    layout: unit.layout,
+                    shape,
+                    schedule,
+                };
+                let holds = |shape, of| {
+                    let room = Room::new(case(shape), occupancies, capacity);
+                    room.is_none_or(|room| room.may_hold(of))
+                };
+                if holds(shape, Of::Choice(&choices[0])) {
+                    // No other choice takes less.
+                    least_s = least_s.min(candidate::least_s(case(shape), &choices[0]));
+                } else if choices.len() > 1 {
+                    let shape = &shapes.all(question)[index];
+                    let each = choices.iter();
+                    let each = each.filter(|sets| holds(shape, Of::Choice(sets)));
+                    let by_layer = question.by_layer && holds(shape, Of::Any);
+                    let each = each.chain(by_layer.then_some(&choices[0]));
+                    let each = each.map(|sets| candidate::least_s(case(shape), sets));
+                    least_s = each.fold(least_s, f64::min);
+                }
+            }
+        }
+    }
+    least_s
+}
+
 /// What trying the children of a unit takes.
 struct Trial<'q, 'a> {
     question: &'q Question<'q>,
@@ -618,7 +644,6 @@ impl<'a> Trial<'_, 'a> {
                 schedule: name,
                 occupancies: schedule.occupancies,
                 shape,
-                floor: self.floors[child.shape],
                 split: split.clone(),
                 sets,
                 step_s,

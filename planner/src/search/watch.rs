@@ -33,6 +33,8 @@ moefold_profiles::named! {
         InsideDomain = "experts inside a domain",
         /// Plans that need less memory.
         Front = "less memory",
+        /// Other microbatches and virtual stages of the best.
+        Around = "around the best",
         /// Choices that are not searched.
         Untried = "choices not searched",
         /// The least memory that a plan needs, where nothing fits.

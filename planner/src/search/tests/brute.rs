@@ -340,8 +340,10 @@ fn oracle_a_front_is_what_searches_under_less_and_less_memory_find() {
         options.pins = "cp=1,etp=1".parse().expect("degrees");
         options.front = 12;
         let costs = Costs::for_cluster(&cluster, &[]);
-        let run =
-            |options: &SearchOptions| plan(&model, &cluster, 16, options, &costs, &Declared).ok();
+        let run = |options: &SearchOptions| {
+            let asked = Asked::new(&model, &cluster, 16, options, &costs, &Declared);
+            plan_briefly(&asked).ok()
+        };
         let found = run(&options).expect("something fits");
         let mut feasible = found.search.feasible;
         options.front = 0;

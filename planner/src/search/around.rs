@@ -1,0 +1,126 @@
+//! [`around`]: what is close to the best plan of a search and was no candidate of it.
+
+use std::ops::ControlFlow;
+
+use rayon::prelude::*;
+
+use super::predict::Priced;
+use super::watch::{Aim, Progress, Watch, aimed};
+use super::{Asked, plan_priced};
+use crate::answer::SearchRecord;
+use crate::choice::Objective;
+use crate::layout::PartialDegrees;
+use crate::options::{PipelineLayout, PlanError, SearchOptions};
+use crate::partition;
+
+/// How often a layer is moved at most.
+const MOVES: usize = 8;
+
+/// What was found, the first of it with what its degrees come to under all virtual stages and microbatches, and with its
+/// layers in other stages, where these are better. Short enough to be let come to its end; nothing where the search was
+/// stopped before.
+pub(super) fn around(
+    asked: &Asked<'_>,
+    (mut plans, mut search): (Vec<Priced>, SearchRecord),
+) -> (Vec<Priced>, SearchRecord) {
+    if search.unseen.is_some() {
+        return (plans, search);
+    }
+    let aimed = aimed(Aim::Around, asked.watch);
+    let watch: &Watch<'_> = &|progress: &Progress| {
+        let _ = aimed(progress);
+        ControlFlow::Continue(())
+    };
+    let options = &SearchOptions {
+        top: 1,
+        front: 0,
+        survey: false,
+        ..asked.options.clone()
+    };
+    let all = Asked {
+        options,
+        watch,
+        ..*asked
+    };
+    degrees(&all, &mut plans, &mut search);
+    stages(&all, &mut plans[0], &mut search);
+    plans.truncate(asked.options.top);
+    (plans, search)
+}
+
+/// Tries virtual stages and microbatches that [`crate::rules::space`] leaves out while other degrees are open.
+fn degrees(asked: &Asked<'_>, plans: &mut Vec<Priced>, search: &mut SearchRecord) {
+    let own = asked.options.pins;
+    let best = plans[0].plan.layout.pinned();
+    let pins = PartialDegrees {
+        vpp: own.vpp,
+        mbs: own.mbs,
+        ..best
+    };
+    if own.names_ranks() || pins == best {
+        return;
+    }
+    let score = |priced: &Priced| match asked.options.objective {
+        Objective::Throughput => priced.plan.predicted.step_s,
+        Objective::Memory => priced.plan.predicted.peak_gib,
+    };
+    let Ok((found, record)) = priced(asked, score(&plans[0]), |options| options.pins = pins) else {
+        return;
+    };
+    search.feasible.extend(record.feasible);
+    search.space += record.space;
+    search.pruned += record.pruned;
+    search.priced += record.priced;
+    for (reason, count) in record.refused {
+        *search.refused.entry(reason).or_default() += count;
+    }
+    if score(&found) < score(&plans[0]) {
+        (search.optimal, search.gap) = (record.optimal, record.gap);
+        plans.insert(0, found);
+    }
+}
+
+/// Moves layers of a plan between stages, one at a time, as long as its step gets shorter. Splits are balanced by what
+/// ranks are sure to take ([`crate::partition`]); what messages and the ends of a step add is known when they are
+/// simulated.
+fn stages(asked: &Asked<'_>, best: &mut Priced, search: &mut SearchRecord) {
+    let options = asked.options;
+    let given = options.stages.is_some() || options.objective == Objective::Memory;
+    if given || search.optimal {
+        return;
+    }
+    let (pins, before_s) = (best.plan.layout.pinned(), best.plan.predicted.step_s);
+    for _ in 0..MOVES {
+        let moved = partition::moves(&best.plan.pipeline.stages);
+        let tried = moved.into_par_iter().map(|stages| {
+            let stages = PipelineLayout::from(stages).with_depths(asked.model.mtp.len());
+            let found = priced(asked, best.plan.predicted.step_s, |options| {
+                options.pins = pins;
+                options.stages = Some(stages);
+            });
+            found.ok().map(|(found, _)| found)
+        });
+        let tried: Vec<Option<Priced>> = tried.collect();
+        let step_s = |priced: &Priced| priced.plan.predicted.step_s;
+        let all = tried.into_iter().flatten();
+        match all.min_by(|a, b| step_s(a).total_cmp(&step_s(b))) {
+            Some(found) if step_s(&found) < step_s(best) => *best = found,
+            _ => break,
+        }
+    }
+    // What no split takes less than is the same.
+    search.gap = 1.0 - (1.0 - search.gap) * before_s / best.plan.predicted.step_s;
+}
+
+/// The best of what is asked with a change, where it scores less than something.
+fn priced(
+    asked: &Asked<'_>,
+    below: f64,
+    change: impl FnOnce(&mut SearchOptions),
+) -> Result<(Priced, SearchRecord), PlanError> {
+    let mut options = asked.options.clone();
+    change(&mut options);
+    let options = &options;
+    let (mut plans, record) = plan_priced(&Asked { options, ..*asked }, below)?;
+    Ok((plans.swap_remove(0), record))
+}

@@ -1,0 +1,186 @@
+//! What is split and cut without being named: no microbatch and no virtual stages that are asked for are better than what is
+//! found, and no split that is given is better than what is said to be left.
+
+use super::{cluster, run, small};
+use crate::choice::{Recompute, StackName};
+use crate::layout::Batch;
+use crate::model::{Model, presets};
+use crate::options::{PipelineLayout, SearchOptions};
+use crate::plan::PlannedLayout;
+use crate::search::plan;
+use crate::stack::megatron::Declared;
+use moefold_profiles::pricing::Costs;
+
+fn step_s(plans: &[PlannedLayout]) -> f64 {
+    plans[0].predicted.step_s
+}
+
+/// A small model on devices with much memory is fastest in microbatches that other models cannot hold.
+#[test]
+fn oracle_no_microbatch_that_is_asked_for_beats_the_search() {
+    let model = presets::load("granite-3.1-1b-a400m-instruct").expect("a preset");
+    let cluster = cluster("dgx-b300");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 4096,
+    };
+    let mut options = SearchOptions::new(batch, StackName::Megatron);
+    let open = run(&model, &cluster, 8, &options);
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let mut fit = 0;
+    for mbs in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512] {
+        options.pins.mbs = Some(mbs);
+        if let Ok(found) = plan(&model, &cluster, 8, &options, &costs, &Declared) {
+            assert!(step_s(&found.plans) >= step_s(&open.plans), "mbs={mbs}");
+            fit += u32::from(mbs >= 16);
+        }
+    }
+    assert!(fit >= 2, "{fit} of the larger ones fit");
+}
+
+/// Nor do virtual stages, between the fewest and the most with the same largest stage.
+#[test]
+fn oracle_no_virtual_stages_that_are_asked_for_beat_the_search() {
+    let (model, cluster, mut options) = small();
+    options.batch.global_batch = 64;
+    options.pins = "tp=1,cp=1,pp=4,ep=8,etp=1,mbs=1".parse().expect("degrees");
+    let open = run(&model, &cluster, 32, &options);
+    for vpp in 1..=8 {
+        options.pins.vpp = Some(vpp);
+        let own = run(&model, &cluster, 32, &options);
+        assert!(step_s(&own.plans) >= step_s(&open.plans), "vpp={vpp}");
+    }
+}
+
+/// All splits of some layers into stages, of which the last may be empty.
+fn all_splits(layers: u32, stages: u32) -> Vec<Vec<Vec<u32>>> {
+    fn extend(of: &mut Vec<Vec<u32>>, layers: u32, left: u32, all: &mut Vec<Vec<Vec<u32>>>) {
+        let next = of
+            .last()
+            .and_then(|stage| stage.last())
+            .map_or(0, |last| last + 1);
+        if left == 1 {
+            of.push((next..layers).collect());
+            all.push(of.clone());
+            of.pop();
+            return;
+        }
+        for end in next + 1..=layers - (left - 2) {
+            of.push((next..end).collect());
+            extend(of, layers, left - 1, all);
+            of.pop();
+        }
+    }
+    let mut all = Vec::new();
+    extend(&mut Vec::new(), layers, stages, &mut all);
+    all
+}
+
+/// The split that is found is the best of all, but for some; and what is said to be left is no less than what the best of
+/// all gains, and with one stage a rank not much more.
+#[test]
+fn oracle_the_gap_covers_the_best_of_all_splits() {
+    let (_, cluster, options) = small();
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let (mut cases, mut exact, mut tight, mut worst) = (0, 0, 0, 0.0_f64);
+    for (name, pins, gpus) in [
+        ("mixtral-8x7b", "tp=1,cp=1,pp=4,vpp=1,ep=8,etp=1,mbs=1", 32),
+        ("mixtral-8x7b", "tp=2,cp=1,pp=2,vpp=2,ep=8,etp=1,mbs=1", 16),
+        (
+            "deepseek-v2-lite",
+            "tp=1,cp=1,pp=4,vpp=1,ep=8,etp=1,mbs=1",
+            32,
+        ),
+        (
+            "deepseek-v2-lite",
+            "tp=1,cp=1,pp=2,vpp=2,ep=8,etp=1,mbs=1",
+            16,
+        ),
+        ("qwen3-30b-a3b", "tp=1,cp=1,pp=4,vpp=1,ep=8,etp=1,mbs=1", 32),
+        ("gpt-oss-20b", "tp=1,cp=1,pp=4,vpp=1,ep=4,etp=1,mbs=1", 16),
+    ] {
+        let mut model: Model = presets::load(name).expect("a preset");
+        model.layers.truncate(8);
+        for (global_batch, memory_gib) in [(32, None), (64, None), (256, None), (64, Some(0.9))] {
+            let mut options = options.clone();
+            options.batch.global_batch = global_batch;
+            options.pins = pins.parse().expect("degrees");
+            if let Some(share) = memory_gib {
+                // Where the best of all does not fit.
+                let whole = run(&model, &cluster, gpus, &options);
+                options.memory_gib = Some(share * whole.plans[0].predicted.peak_gib);
+            }
+            let Ok(found) = plan(&model, &cluster, gpus, &options, &costs, &Declared) else {
+                continue;
+            };
+            let layout = found.plans[0].layout;
+            let each = all_splits(8, layout.pp * layout.vpp).into_iter();
+            let each = each.filter_map(|stages| {
+                options.stages = Some(PipelineLayout::from(stages));
+                plan(&model, &cluster, gpus, &options, &costs, &Declared).ok()
+            });
+            let best_s = each.map(|given| {
+                assert!(given.search.optimal && given.search.gap == 0.0);
+                step_s(&given.plans)
+            });
+            let best_s = best_s.fold(f64::INFINITY, f64::min);
+            let (found_s, gap) = (step_s(&found.plans), found.search.gap);
+            assert_eq!(
+                found.search.optimal,
+                gap == 0.0,
+                "{name} {pins} {global_batch}"
+            );
+            assert!(
+                found_s * (1.0 - gap) <= best_s * (1.0 + 1e-9),
+                "{name} {pins} {global_batch} {memory_gib:?}: {found_s} {gap} {best_s}"
+            );
+            cases += 1;
+            tight += usize::from(layout.vpp == 1 && gap < 0.1);
+            worst = worst.max(found_s / best_s - 1.0);
+            exact += usize::from(found_s <= best_s * (1.0 + 1e-9));
+        }
+    }
+    assert!(
+        cases >= 20 && exact * 4 >= cases * 3 && tight >= 8 && worst < 0.02,
+        "{exact} of {cases} are the best, worst {worst:.4}; {tight} are bounded well"
+    );
+}
+
+/// What is proven best has nothing left to gain, whatever it recomputes.
+#[test]
+fn law_what_is_optimal_leaves_no_gap() {
+    let (mut model, cluster, mut options) = small();
+    model.layers.truncate(8);
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let (mut proven, mut open) = (0, 0);
+    for pins in [
+        "tp=2,cp=1,pp=1,ep=8,etp=1,mbs=1",
+        "tp=1,cp=1,pp=2,vpp=1,ep=8,etp=1,mbs=1",
+        "tp=1,cp=1,pp=2,vpp=3,ep=8,etp=1,mbs=1",
+    ] {
+        options.pins = pins.parse().expect("degrees");
+        options.memory_gib = None;
+        let peak_gib = run(&model, &cluster, 16, &options).plans[0]
+            .predicted
+            .peak_gib;
+        for share in [1.0, 0.99, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9] {
+            let memory_gib = Some(share * peak_gib);
+            options.memory_gib = memory_gib;
+            let found = plan(&model, &cluster, 16, &options, &costs, &Declared);
+            let Ok(found) = found else {
+                continue;
+            };
+            let (search, layout) = (&found.search, found.plans[0].layout);
+            assert_eq!(search.optimal, search.gap == 0.0, "{pins} {memory_gib:?}");
+            // Layers of this stack recompute alike, so with one stage nothing is left.
+            assert!(search.optimal || layout.pp > 1, "{pins} {memory_gib:?}");
+            let recompute = found.plans[0]
+                .recompute
+                .alike()
+                .is_some_and(|set| *set != Recompute::None);
+            proven += u32::from(search.optimal && recompute);
+            open += u32::from(!search.optimal);
+        }
+    }
+    assert!(proven > 0 && open > 0, "{proven} {open}");
+}
