@@ -111,7 +111,7 @@ pub fn plan(
 /// What is close to the best is tried too: all virtual stages and microbatches at its degrees, and moves of its layers
 /// between stages.
 pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
-    let found = plan_priced(asked, f64::INFINITY).map(|found| around(asked, found));
+    let found = plan_priced(asked, f64::INFINITY).map(|found| around(asked, found, &plan_priced));
     found
         .map(|found| answered(asked, found))
         .map_err(|mut error| {

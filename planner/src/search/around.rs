@@ -4,14 +4,17 @@ use std::ops::ControlFlow;
 
 use rayon::prelude::*;
 
+use super::asked::Asked;
 use super::predict::Priced;
 use super::watch::{Aim, Progress, Watch, aimed};
-use super::{Asked, plan_priced};
 use crate::answer::SearchRecord;
 use crate::choice::Objective;
 use crate::layout::PartialDegrees;
 use crate::options::{PipelineLayout, PlanError, SearchOptions};
 use crate::partition;
+
+/// Finds the plans that score less than something, best first.
+type Search = dyn Fn(&Asked<'_>, f64) -> Result<(Vec<Priced>, SearchRecord), PlanError> + Sync;
 
 /// How often a layer is moved at most.
 const MOVES: usize = 8;
@@ -22,6 +25,7 @@ const MOVES: usize = 8;
 pub(super) fn around(
     asked: &Asked<'_>,
     (mut plans, mut search): (Vec<Priced>, SearchRecord),
+    plan: &Search,
 ) -> (Vec<Priced>, SearchRecord) {
     if search.unseen.is_some() {
         return (plans, search);
@@ -42,14 +46,14 @@ pub(super) fn around(
         watch,
         ..*asked
     };
-    degrees(&all, &mut plans, &mut search);
-    stages(&all, &mut plans[0], &mut search);
+    degrees(&all, plan, &mut plans, &mut search);
+    stages(&all, plan, &mut plans[0], &mut search);
     plans.truncate(asked.options.top);
     (plans, search)
 }
 
 /// Tries virtual stages and microbatches that [`crate::rules::space`] leaves out while other degrees are open.
-fn degrees(asked: &Asked<'_>, plans: &mut Vec<Priced>, search: &mut SearchRecord) {
+fn degrees(asked: &Asked<'_>, plan: &Search, plans: &mut Vec<Priced>, search: &mut SearchRecord) {
     let own = asked.options.pins;
     let best = plans[0].plan.layout.pinned();
     let pins = PartialDegrees {
@@ -64,7 +68,8 @@ fn degrees(asked: &Asked<'_>, plans: &mut Vec<Priced>, search: &mut SearchRecord
         Objective::Throughput => priced.plan.predicted.step_s,
         Objective::Memory => priced.plan.predicted.peak_gib,
     };
-    let Ok((found, record)) = priced(asked, score(&plans[0]), |options| options.pins = pins) else {
+    let Ok((found, record)) = priced(asked, plan, score(&plans[0]), |options| options.pins = pins)
+    else {
         return;
     };
     search.feasible.extend(record.feasible);
@@ -83,7 +88,7 @@ fn degrees(asked: &Asked<'_>, plans: &mut Vec<Priced>, search: &mut SearchRecord
 /// Moves layers of a plan between stages, one at a time, as long as its step gets shorter. Splits are balanced by what
 /// ranks are sure to take ([`crate::partition`]); what messages and the ends of a step add is known when they are
 /// simulated.
-fn stages(asked: &Asked<'_>, best: &mut Priced, search: &mut SearchRecord) {
+fn stages(asked: &Asked<'_>, plan: &Search, best: &mut Priced, search: &mut SearchRecord) {
     let options = asked.options;
     let given = options.stages.is_some() || options.objective == Objective::Memory;
     if given || search.optimal {
@@ -94,7 +99,7 @@ fn stages(asked: &Asked<'_>, best: &mut Priced, search: &mut SearchRecord) {
         let moved = partition::moves(&best.plan.pipeline.stages);
         let tried = moved.into_par_iter().map(|stages| {
             let stages = PipelineLayout::from(stages).with_depths(asked.model.mtp.len());
-            let found = priced(asked, best.plan.predicted.step_s, |options| {
+            let found = priced(asked, plan, best.plan.predicted.step_s, |options| {
                 options.pins = pins;
                 options.stages = Some(stages);
             });
@@ -115,12 +120,13 @@ fn stages(asked: &Asked<'_>, best: &mut Priced, search: &mut SearchRecord) {
 /// The best of what is asked with a change, where it scores less than something.
 fn priced(
     asked: &Asked<'_>,
+    plan: &Search,
     below: f64,
     change: impl FnOnce(&mut SearchOptions),
 ) -> Result<(Priced, SearchRecord), PlanError> {
     let mut options = asked.options.clone();
     change(&mut options);
     let options = &options;
-    let (mut plans, record) = plan_priced(&Asked { options, ..*asked }, below)?;
+    let (mut plans, record) = plan(&Asked { options, ..*asked }, below)?;
     Ok((plans.swap_remove(0), record))
 }
