@@ -218,6 +218,16 @@ pub struct Predicted {
     pub routing: Option<PlannedRouting>,
 }
 
+impl Predicted {
+    /// What an objective makes small: seconds of a step, or GiB of the fullest rank.
+    pub fn score(&self, objective: Objective) -> f64 {
+        match objective {
+            Objective::Throughput => self.step_s,
+            Objective::Memory => self.peak_gib,
+        }
+    }
+}
+
 /// How tokens are assumed to reach the experts of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "assumed", rename_all = "lowercase", deny_unknown_fields)]

@@ -111,9 +111,8 @@ pub fn plan(
 /// What is close to the best is tried too: all virtual stages and microbatches at its degrees, and moves of its layers
 /// between stages.
 pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
-    let found = plan_priced(asked, f64::INFINITY).map(|found| around(asked, found, &plan_priced));
-    found
-        .map(|found| answered(asked, found))
+    plan_priced(asked, f64::INFINITY)
+        .map(|found| answered(asked, around(asked, found, &plan_priced)))
         .map_err(|mut error| {
             if let PlanError::Infeasible { least, .. } = &mut error
                 && asked.cluster.gpu.memory_gib < ENDLESS_GIB
@@ -560,11 +559,7 @@ fn rank<'a>(
         looks.best_s = ranking.first().map(|best| best.step_s);
         let outcomes: Vec<Outcome<'a>> = batch
             .par_iter()
-            .map(|unit| {
-                let outcome = visit(questions, unit, limit, &|| looks.begin());
-                looks.seen(1);
-                outcome
-            })
+            .map(|unit| visit(questions, unit, limit, &looks))
             .collect();
         let left = batch.iter().zip(&outcomes);
         if let Some((first, _)) = left.clone().find(|(_, outcome)| outcome.stopped) {

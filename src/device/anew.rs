@@ -47,10 +47,8 @@ impl<'a> Anew<'a> {
         let is_pipeline = |pins: PartialDegrees| (pins.pp, pins.vpp);
         let same = plan.planned.layout.pp > 1 && is_pipeline(pins) == is_pipeline(of_plan);
         let options = SearchOptions {
-            stages: same.then(|| {
-                let stages = PipelineLayout::from(plan.planned.pipeline.stages.clone());
-                stages.with_depths(plan.model.mtp.len())
-            }),
+            stages: same
+                .then(|| PipelineLayout::of(&plan.model, plan.planned.pipeline.stages.clone())),
             schedule: same.then_some(plan.planned.pipeline.schedule),
             objective: Objective::Memory,
             pins,

@@ -815,8 +815,8 @@ fn planned(
     let pins = format!("tp={tp},cp={cp},pp={pp},vpp={vpp},ep={ep},etp={etp},mbs={mbs}");
     options.pins = pins.parse().expect("degrees");
     if *pp > 1 {
-        let stages = PipelineLayout::from(fixture.stages(&fixture.layout(degrees)));
-        options.stages = Some(stages.with_depths(fixture.model.mtp.len()));
+        let stages = fixture.stages(&fixture.layout(degrees));
+        options.stages = Some(PipelineLayout::of(&fixture.model, stages));
     }
     let costs = Costs::for_cluster(cluster, &[]);
     let (model, gpus) = (&fixture.model, degrees.gpus);

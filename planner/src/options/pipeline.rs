@@ -6,6 +6,8 @@
 
 use std::str::FromStr;
 
+use crate::model::Model;
+
 /// The most symbols a layout is written out to: more than the layers and stages of any model.
 const MAX_SYMBOLS: usize = 4096;
 
@@ -22,6 +24,11 @@ pub struct PipelineLayout {
 }
 
 impl PipelineLayout {
+    /// Stages of a model given layer by layer, the last of which has its MTP depths.
+    pub fn of(model: &Model, stages: Vec<Vec<u32>>) -> Self {
+        Self::from(stages).with_depths(model.mtp.len())
+    }
+
     /// Decoder layers of each stage, in order.
     pub fn stages(&self) -> &[Vec<u32>] {
         &self.stages

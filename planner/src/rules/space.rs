@@ -18,8 +18,9 @@ pub const MAX_MICROBATCH_TOKENS: u64 = 1 << 16;
 /// without a pipeline; with one, of all values that lead to the same largest stage the smallest is
 /// taken, since more cut about the same work into more messages. `mbs` are the divisors of a
 /// replica's share of the batch up to [`MAX_MICROBATCH_TOKENS`]. Where all other degrees are pinned, every value of
-/// both is listed. A pin replaces the list of its axis and is judged only against the ranks. Where the pins by themselves cannot tile them, one
-/// tuple is listed, with 1 for what is left open, so that the caller has a refusal to show.
+/// both is listed. A pin replaces the list of its axis and is judged only against the ranks. Where the pins by
+/// themselves cannot tile them, one tuple is listed, with 1 for what is left open, so that the caller has a refusal to
+/// show.
 pub fn space(
     model: &Model,
     gpus: u32,

@@ -64,10 +64,7 @@ fn degrees(asked: &Asked<'_>, plan: &Search, plans: &mut Vec<Priced>, search: &m
     if own.names_ranks() || pins == best {
         return;
     }
-    let score = |priced: &Priced| match asked.options.objective {
-        Objective::Throughput => priced.plan.predicted.step_s,
-        Objective::Memory => priced.plan.predicted.peak_gib,
-    };
+    let score = |priced: &Priced| priced.plan.predicted.score(asked.options.objective);
     let Ok((found, record)) = priced(asked, plan, score(&plans[0]), |options| options.pins = pins)
     else {
         return;
@@ -98,7 +95,7 @@ fn stages(asked: &Asked<'_>, plan: &Search, best: &mut Priced, search: &mut Sear
     for _ in 0..MOVES {
         let moved = partition::moves(&best.plan.pipeline.stages);
         let tried = moved.into_par_iter().map(|stages| {
-            let stages = PipelineLayout::from(stages).with_depths(asked.model.mtp.len());
+            let stages = PipelineLayout::of(asked.model, stages);
             let found = priced(asked, plan, best.plan.predicted.step_s, |options| {
                 options.pins = pins;
                 options.stages = Some(stages);

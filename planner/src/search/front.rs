@@ -139,11 +139,7 @@ impl<'a> Known<'a> {
             looks.best_s = best.map(|best| best.0);
             let outcomes: Vec<Outcome<'a>> = batch
                 .par_iter()
-                .map(|&place| {
-                    let outcome = visit(questions, &units[place], limit, &|| looks.begin());
-                    looks.seen(1);
-                    outcome
-                })
+                .map(|&place| visit(questions, &units[place], limit, &looks))
                 .collect();
             if outcomes.iter().any(|outcome| outcome.stopped) {
                 return None;

@@ -20,9 +20,9 @@ struct Held {
     options: SearchOptions,
 }
 
-/// What is tried only where it is named and was not, each with what the degrees and stages of `first`, the first plan, come to
-/// under it ([`under`]), and the fastest first. Only what ranks, stack and pinned degrees leave room for; what changes the numbers that are
-/// trained with is no choice of a search, but for weights that rest in FP8, as they are multiplied.
+/// What is tried only where it is named and was not, each with what the degrees and stages of `first`, the first plan, come
+/// to under it ([`under`]), and the fastest first. Only what ranks, stack and pinned degrees leave room for; what changes
+/// the numbers that are trained with is no choice of a search, but for weights that rest in FP8, as they are multiplied.
 pub fn unsearched(asked: &Asked<'_>, first: &PlannedLayout) -> Vec<Untried> {
     let watch = &aimed(Aim::Untried, asked.watch);
     let asked = &Asked { watch, ..*asked };
@@ -33,8 +33,8 @@ pub fn unsearched(asked: &Asked<'_>, first: &PlannedLayout) -> Vec<Untried> {
     all
 }
 
-/// A choice at the degrees and stages of `first`, as far as it has them: it has two chunks a rank where its pipeline comes back,
-/// and one stage where weights rest divided.
+/// A choice at the degrees and stages of `first`, as far as it has them: it has two chunks a rank where its pipeline comes
+/// back, and one stage where weights rest divided.
 fn under(model: &Model, options: SearchOptions, first: &PlannedLayout) -> SearchOptions {
     let mut pins = first.layout.pinned();
     let comes_back = options.schedule.is_some_and(ScheduleName::is_vee);
@@ -50,8 +50,7 @@ fn under(model: &Model, options: SearchOptions, first: &PlannedLayout) -> Search
         .overlap
         .is_some_and(|overlap| overlap.expert_alltoall);
     let own = pins.pp == Some(1) || comes_back || divides || combines;
-    let stages = || PipelineLayout::from(first.pipeline.stages.clone());
-    let stages = (!own).then(|| stages().with_depths(model.mtp.len()));
+    let stages = (!own).then(|| PipelineLayout::of(model, first.pipeline.stages.clone()));
     SearchOptions {
         pins,
         stages: options.stages.or(stages),
@@ -69,15 +68,14 @@ fn untried(asked: &Asked<'_>, held: Held, first: &PlannedLayout) -> Untried {
     let (mut step_s, mut peak_gib, mut fits) = (None, None, None);
     let rules = Rules::of(asked.model, options);
     let is_legal = rules.contradictions(&options.pins, asked.gpus).is_empty();
-    match plan_briefly(asked) {
-        _ if !is_legal => {}
-        Ok(found) if found.search.unseen.is_none() => {
+    match is_legal.then(|| plan_briefly(asked)) {
+        Some(Ok(found)) if found.search.unseen.is_none() => {
             let predicted = &found.plans[0].predicted;
             step_s = Some(predicted.step_s);
             peak_gib = Some(predicted.peak_gib);
             fits = Some(true);
         }
-        Err(PlanError::Infeasible { .. }) => {
+        Some(Err(PlanError::Infeasible { .. })) => {
             peak_gib = least_memory(asked).map(|least| least.peak_gib);
             fits = Some(false);
         }

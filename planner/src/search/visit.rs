@@ -12,6 +12,7 @@ use super::predict::Choice;
 use super::recompute::Sets;
 use super::room::{Of, Room};
 use super::shape::{Question, Shape, Shapes};
+use super::watch::Looks;
 use crate::answer::Candidate;
 use crate::choice::{CpComm, Objective, ScheduleName};
 use crate::layout::{Layout, Order};
@@ -185,9 +186,6 @@ impl Outcome<'_> {
     }
 }
 
-/// Asked before whatever takes long whether the search goes on.
-pub(crate) type GoOn<'a> = dyn Fn() -> ControlFlow<()> + Sync + 'a;
-
 /// A child that may still win.
 struct Child {
     bound_s: f64,
@@ -285,12 +283,13 @@ fn children(
 
 /// Tries the children of a unit under each question, and of each under its schedules: those of the first choice of
 /// recompute sets, and where recomputing more may still win, for it takes no less time, those of the others, and last a
-/// choice by layer. A question is left out where no layout under one above it can win.
+/// choice by layer. A question is left out where no layout under one above it can win. Whether the search goes on is asked
+/// before whatever takes long.
 pub(crate) fn visit<'a>(
     questions: &[Question<'_>],
     unit: &'a Unit<'a>,
     limit: f64,
-    go_on: &GoOn<'_>,
+    looks: &Looks<'_>,
 ) -> Outcome<'a> {
     let mut outcome = Outcome {
         best: None,
@@ -300,10 +299,11 @@ pub(crate) fn visit<'a>(
         left_s: f64::INFINITY,
         stopped: false,
     };
-    if try_all(questions, unit, limit, go_on, &mut outcome).is_break() {
+    if try_all(questions, unit, limit, looks, &mut outcome).is_break() {
         outcome.left_s = outcome.left_s.min(unit.floor);
         outcome.stopped = true;
     }
+    looks.seen(1);
     outcome
 }
 
@@ -311,10 +311,10 @@ fn try_all<'a>(
     questions: &[Question<'_>],
     unit: &'a Unit<'a>,
     limit: f64,
-    go_on: &GoOn<'_>,
+    looks: &Looks<'_>,
     outcome: &mut Outcome<'a>,
 ) -> ControlFlow<()> {
-    go_on()?;
+    looks.begin()?;
     // By question: seconds that no child takes less than.
     let mut least_s: Vec<f64> = Vec::with_capacity(questions.len());
     for (number, (question, shapes)) in questions.iter().zip(unit.shapes).enumerate() {
@@ -344,12 +344,12 @@ fn try_all<'a>(
             shapes,
             floors,
             limit,
-            go_on,
+            looks,
             left_s: f64::INFINITY,
             state: BTreeMap::new(),
         };
         let tried = unit.schedules(question).try_for_each(|schedule| {
-            go_on()?;
+            looks.begin()?;
             let fits = trial.fitting(schedule, trial.beaten(outcome));
             if fits.iter().any(|shape| shape.contains(&true)) {
                 trial.under(schedule, &fits, outcome)?;
@@ -432,7 +432,7 @@ struct Trial<'q, 'a> {
     /// No child under each shape scores less.
     floors: Vec<f64>,
     limit: f64,
-    go_on: &'q GoOn<'q>,
+    looks: &'q Looks<'q>,
     /// Seconds that no child takes less than which may fit and was left out.
     left_s: f64,
     /// A child is a schedule, a dispatcher and a choice of recompute sets, whatever its split: counted once.
@@ -595,7 +595,7 @@ impl<'a> Trial<'_, 'a> {
                 self.left_s = self.left_s.min(child.bound_s);
                 break;
             }
-            (self.go_on)()?;
+            self.looks.begin()?;
             let (shape, split) = (&shapes[child.shape], &splits[child.shape][child.split]);
             let case = Case {
                 question,

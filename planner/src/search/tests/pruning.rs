@@ -46,10 +46,7 @@ fn law_a_stopped_search_bounds_what_it_has_not_seen() {
     let costs = &Costs::for_cluster(&cluster, &[]);
     for objective in [Objective::Throughput, Objective::Memory] {
         options.objective = objective;
-        let score = |found: &SearchResult| match objective {
-            Objective::Memory => found.plans[0].predicted.peak_gib,
-            Objective::Throughput => found.plans[0].predicted.step_s,
-        };
+        let score = |found: &SearchResult| found.plans[0].predicted.score(objective);
         let whole = run(&model, &cluster, 16, &options);
         let (mut stopped, mut nothing, mut ended) = (0, 0, false);
         // Each of the first few looks, then ever fewer of the many.
