@@ -55,7 +55,7 @@ use crate::model::Model;
 use crate::options::{LeastMemory, PlanError, SearchOptions};
 use crate::plan::{Alternative, PlannedLayout};
 use crate::rules::{
-    KeyWays, Rules, bounds_rows, clash, nearest_legal, preprocesses, runs_beside, space,
+    KeyWays, Rules, TOGETHER, bounds_rows, clash, preprocesses, runs_beside, space,
 };
 use crate::runtime::Runtime;
 use crate::schedule::Schedule;
@@ -72,7 +72,7 @@ use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
 use predict::Priced;
 use recompute::Sets;
-use request::check_request;
+use request::{check_request, nearest};
 use shape::{Assumption, Question, Shapes, shape_key};
 use survey::survey;
 pub use walk::{starts, walk};
@@ -190,7 +190,7 @@ fn plan_priced(asked: &Asked<'_>, below: f64) -> Result<(Vec<Priced>, SearchReco
         return Err(PlanError::NoneLegal {
             refused,
             examples,
-            nearest: nearest_legal(&rules, model, &options.pins, gpus),
+            nearest: nearest(asked, &rules),
         });
     }
 
@@ -384,8 +384,6 @@ struct Refusal {
 
 /// Tuples that are judged between two looks at the watch.
 const JUDGED: usize = 1 << 16;
-/// Those of them that one thread judges together.
-const TOGETHER: usize = 1 << 11;
 
 fn candidates(
     questions: &[Question<'_>],
@@ -700,7 +698,7 @@ fn question<'a>(asked: &Asked<'a>, rules: &Rules) -> Result<Question<'a>, PlanEr
             format!("cluster {} has {there}", cluster.name),
         );
     }
-    check_request(model, gpus, options, rules)?;
+    check_request(asked, rules)?;
     let compute = options.precision.compute();
     if cluster.gpu.peak(compute).is_none() {
         return unable(

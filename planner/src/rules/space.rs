@@ -3,6 +3,8 @@
 //! Every tuple whose two grids tile the ranks is listed, legal for the model or not: the caller asks
 //! [`Rules`] and counts the refusals. Nothing is priced here.
 
+use std::ops::ControlFlow;
+
 use super::Rules;
 use crate::layout::nearest::product;
 use crate::layout::{self, Batch, Degrees, PartialDegrees};
@@ -11,6 +13,9 @@ use crate::model::Model;
 /// The most tokens of a microbatch that is considered while other degrees are open. Far past the size that
 /// fills any device's matrix units, more gains little and costs memory.
 pub const MAX_MICROBATCH_TOKENS: u64 = 1 << 16;
+
+/// Tuples that are judged together.
+pub const TOGETHER: usize = 1 << 11;
 
 /// All tuples of degrees for a job, in a fixed order, that agree with the pins.
 ///
@@ -28,7 +33,7 @@ pub fn space(
     pins: &PartialDegrees,
 ) -> impl Iterator<Item = Degrees> + use<> {
     let (layers, batch, pins) = (model.layers.len() as u32, *batch, *pins);
-    let axis = divisors(gpus.into());
+    let axis = divisors(gpus.into(), gpus);
     let pinned = pins.or_one(gpus);
     let impossible = layout::grids(&pinned, &mut Vec::new()).is_none();
     let grids = grids(gpus, &axis, [pins.tp, pins.cp], pins.pp, pins.dp);
@@ -69,24 +74,30 @@ pub fn space(
 }
 
 /// The legal values of some pinned degrees that are closest to theirs, in doublings and halvings
-/// over all of them; `None` where nothing is pinned or the ranks allow none. Enumerates the space,
-/// so it is for error messages.
+/// over all of them; `None` where nothing is pinned, the ranks allow none, or `go_on` ends it, which is asked before each
+/// [`TOGETHER`] candidates. Enumerates the space, so it is for error messages.
 pub fn nearest_legal(
     rules: &Rules,
     model: &Model,
     pins: &PartialDegrees,
     gpus: u32,
+    go_on: impl Fn() -> ControlFlow<()>,
 ) -> Option<PartialDegrees> {
     if *pins == PartialDegrees::default() {
         return None;
     }
     let rules = rules.of_degrees();
     let mut best: Option<(f64, PartialDegrees)> = None;
-    for candidate in space(model, gpus, rules.batch(), &PartialDegrees::default()) {
+    let mut broken = Vec::new();
+    let all = space(model, gpus, rules.batch(), &PartialDegrees::default());
+    for (number, candidate) in all.enumerate() {
+        if number.is_multiple_of(TOGETHER) && go_on().is_break() {
+            return None;
+        }
         // Values without replicas are at least as close, and cost no proof.
         let far = pins.distance(&PartialDegrees::exactly(&candidate));
         if best.is_none_or(|(least, _)| far < least)
-            && let Ok(layout) = rules.layout(&candidate)
+            && let Some(layout) = rules.judge(&candidate, true, &mut broken)
         {
             let values = pins.values_of(&layout);
             let far = pins.distance(&values);
@@ -143,19 +154,18 @@ fn virtual_stages(layers: u32, pp: u32, all: bool) -> Vec<u32> {
 fn microbatch_sizes(batch: &Batch, dp: u32, most_tokens: u64) -> Vec<u32> {
     let share = batch.global_batch / u64::from(dp.max(1));
     let most = (most_tokens / batch.seq_len.max(1)).clamp(1, u32::MAX.into());
-    let sizes = divisors(share.max(1)).into_iter();
-    sizes.filter(|&mbs| u64::from(mbs) <= most).collect()
+    divisors(share.max(1), most as u32)
 }
 
-/// The divisors of a number, ascending; none of zero.
-fn divisors(number: u64) -> Vec<u32> {
-    let mut small = Vec::new();
-    let mut large = Vec::new();
-    for low in (1..).take_while(|low| low * low <= number) {
+/// The divisors of a number up to one, ascending; none of zero.
+fn divisors(number: u64, most: u32) -> Vec<u32> {
+    let (mut small, mut large) = (Vec::new(), Vec::new());
+    for low in (1..=u64::from(most)).take_while(|low| *low <= number / low) {
         if number.is_multiple_of(low) {
             small.push(low as u32);
-            if low * low != number {
-                large.push((number / low) as u32);
+            let high = number / low;
+            if high != low && high <= most.into() {
+                large.push(high as u32);
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Every rule by itself, all together, and anything at all without a panic.
 
+use std::ops::ControlFlow;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -414,11 +416,37 @@ fn contradictions_of_pins_are_those_that_nothing_mends() {
     assert_eq!(reasons("tp=1,cp=1,pp=1", 32, hundred), ["global_batch"]);
 }
 
+/// Also of a batch that is refused, whose nearest legal degrees are asked for.
+#[test]
+fn oracle_microbatches_are_divisors_of_a_replicas_share() {
+    let sizes = |seq_len, global_batch, pins: &str| {
+        let batch = Batch {
+            seq_len,
+            global_batch,
+        };
+        let all = space(&mixtral(), 1, &batch, &pins.parse().expect("degrees"));
+        all.map(|degrees| degrees.mbs).collect::<Vec<u32>>()
+    };
+    for share in (1..=300).chain([u64::from(u32::MAX) + 1, 1 << 62, u64::MAX]) {
+        for seq_len in [1 << 9, 1 << 12, 1 << 14] {
+            let most = (MAX_MICROBATCH_TOKENS / seq_len) as u32;
+            let expected = (1..=most).filter(|&mbs| share.is_multiple_of(mbs.into()));
+            assert_eq!(sizes(seq_len, share, ""), expected.collect::<Vec<u32>>());
+        }
+        if share <= 300 {
+            let expected = (1..=300).filter(|&mbs| share.is_multiple_of(mbs.into()));
+            let whole = sizes(1 << 12, share, "tp=1,cp=1,pp=1,ep=1,etp=1");
+            assert_eq!(whole, expected.collect::<Vec<u32>>());
+        }
+    }
+}
+
 #[test]
 fn the_nearest_legal_layout_is_close() {
     let near = |text: &str, batch: Batch| {
         let (model, pins) = (mixtral(), text.parse().expect("parses"));
-        nearest_legal(&Rules::new(&model, &batch), &model, &pins, 64)
+        let rules = Rules::new(&model, &batch);
+        nearest_legal(&rules, &model, &pins, 64, || ControlFlow::Continue(()))
     };
     let all = near("tp=3,cp=1,ep=8,etp=1,pp=2,vpp=1,mbs=1", BATCH).expect("64 ranks have layouts");
     assert_eq!((all.ep, all.pp, all.mbs), (Some(8), Some(2), Some(1)));

@@ -1,18 +1,15 @@
 //! [`check_request`]: what refuses a request before any tuple of degrees is looked at.
 
-use crate::layout::Illegal;
-use crate::model::Model;
-use crate::options::{PlanError, SearchOptions};
-use crate::rules::{Rules, nearest_legal};
+use super::asked::Asked;
+use super::watch::{Aim, Looks, Phase, aimed};
+use crate::layout::{Illegal, PartialDegrees};
+use crate::options::PlanError;
+use crate::rules::{Rules, TOGETHER, nearest_legal};
 
 /// Refuses what no layout can serve: an empty batch, choices and pinned degrees that break a rule
 /// whatever the rest is, routing of another model.
-pub(crate) fn check_request(
-    model: &Model,
-    gpus: u32,
-    options: &SearchOptions,
-    rules: &Rules,
-) -> Result<(), PlanError> {
+pub(crate) fn check_request(asked: &Asked<'_>, rules: &Rules) -> Result<(), PlanError> {
+    let (model, gpus, options) = (asked.model, asked.gpus, asked.options);
     for (option, size) in [
         ("seq_len", options.batch.seq_len),
         ("global_batch", options.batch.global_batch),
@@ -39,18 +36,28 @@ pub(crate) fn check_request(
     }
     let broken = rules.contradictions(&options.pins, gpus);
     if !broken.is_empty() {
-        let too_many = |illegal: &Illegal| matches!(illegal, Illegal::TooManyGpus { .. });
-        let nearest = if broken.iter().any(too_many) {
-            None
-        } else {
-            nearest_legal(rules, model, &options.pins, gpus)
-        };
-        // Where the pins themselves are legal, they are no advice.
-        let nearest = nearest.filter(|nearest| *nearest != options.pins);
+        // Where no degrees would do, or the pins themselves are legal, there is no advice.
+        let is_too_much =
+            |rule: &Illegal| matches!(rule, Illegal::TooManyGpus { .. } | Illegal::Huge { .. });
+        let nearest = (!broken.iter().any(is_too_much))
+            .then(|| nearest(asked, rules))
+            .flatten()
+            .filter(|nearest| *nearest != options.pins);
         return Err(PlanError::Layout { broken, nearest });
     }
     match &options.routing {
         Some(routing) => routing.check(model),
         None => Ok(()),
     }
+}
+
+/// The legal degrees nearest to those that are pinned; none where the search is stopped.
+pub(super) fn nearest(asked: &Asked<'_>, rules: &Rules) -> Option<PartialDegrees> {
+    let watch = aimed(Aim::Nearest, asked.watch);
+    let looks = Looks::new(&watch, Phase::Judging, 0);
+    nearest_legal(rules, asked.model, &asked.options.pins, asked.gpus, || {
+        let go_on = looks.look();
+        looks.seen(TOGETHER);
+        go_on
+    })
 }

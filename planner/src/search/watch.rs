@@ -33,7 +33,9 @@ moefold_profiles::named! {
         InsideDomain = "experts inside a domain",
         /// Plans that need less memory.
         Front = "less memory",
-        /// Other microbatches and virtual stages of the best.
+        /// Legal degrees near those that are not.
+        Nearest = "legal degrees nearby",
+        /// Other microbatches, virtual stages and splits of the best.
         Around = "around the best",
         /// Choices that are not searched.
         Untried = "choices not searched",
