@@ -418,6 +418,7 @@ fn search_of(name: &str, search: &SearchRecord) -> String {
 pub(crate) fn left_open(search: &SearchRecord) -> String {
     let gap = format::percent(search.gap);
     match search.unseen {
+        Some(0) => "the search was stopped before its end".to_owned(),
         Some(unseen) => format!(
             "the search was stopped, and {} that it has not looked at could gain at most {gap}",
             format::grouped(unseen)

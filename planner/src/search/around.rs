@@ -1,6 +1,6 @@
 //! [`around`]: what is close to the best plan of a search and was no candidate of it.
 
-use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
 
@@ -20,8 +20,8 @@ type Search = dyn Fn(&Asked<'_>, f64) -> Result<(Vec<Priced>, SearchRecord), Pla
 const MOVES: usize = 8;
 
 /// What was found, the first of it with what its degrees come to under all virtual stages and microbatches, and with its
-/// layers in other stages, where these are better. Short enough to be let come to its end; nothing where the search was
-/// stopped before.
+/// layers in other stages, where these are better. Counts are those of the search; where that was stopped, nothing is
+/// tried, and stopped meanwhile, what is best so far is kept.
 pub(super) fn around(
     asked: &Asked<'_>,
     (mut plans, mut search): (Vec<Priced>, SearchRecord),
@@ -30,10 +30,11 @@ pub(super) fn around(
     if search.unseen.is_some() {
         return (plans, search);
     }
-    let aimed = aimed(Aim::Around, asked.watch);
+    let (aimed, stopped) = (aimed(Aim::Around, asked.watch), AtomicBool::new(false));
     let watch: &Watch<'_> = &|progress: &Progress| {
-        let _ = aimed(progress);
-        ControlFlow::Continue(())
+        let go_on = aimed(progress);
+        stopped.fetch_or(go_on.is_break(), Ordering::Relaxed);
+        go_on
     };
     let options = &SearchOptions {
         top: 1,
@@ -47,7 +48,15 @@ pub(super) fn around(
         ..*asked
     };
     degrees(&all, plan, &mut plans, &mut search);
-    stages(&all, plan, &mut plans[0], &mut search);
+    if stopped.load(Ordering::Relaxed) {
+        // Nothing is known of what was not tried.
+        search.gap = 1.0;
+    } else {
+        stages(&all, plan, &mut plans[0], &mut search);
+    }
+    if stopped.into_inner() {
+        (search.unseen, search.optimal) = (Some(0), false);
+    }
     plans.truncate(asked.options.top);
     (plans, search)
 }
@@ -64,22 +73,12 @@ fn degrees(asked: &Asked<'_>, plan: &Search, plans: &mut Vec<Priced>, search: &m
     if own.names_ranks() || pins == best {
         return;
     }
-    let score = |priced: &Priced| priced.plan.predicted.score(asked.options.objective);
-    let Ok((found, record)) = priced(asked, plan, score(&plans[0]), |options| options.pins = pins)
-    else {
+    let score = plans[0].plan.predicted.score(asked.options.objective);
+    let Some((found, record)) = priced(asked, plan, score, |options| options.pins = pins) else {
         return;
     };
-    search.feasible.extend(record.feasible);
-    search.space += record.space;
-    search.pruned += record.pruned;
-    search.priced += record.priced;
-    for (reason, count) in record.refused {
-        *search.refused.entry(reason).or_default() += count;
-    }
-    if score(&found) < score(&plans[0]) {
-        (search.optimal, search.gap) = (record.optimal, record.gap);
-        plans.insert(0, found);
-    }
+    (search.optimal, search.gap) = (record.optimal, record.gap);
+    plans.insert(0, found);
 }
 
 /// Moves layers of a plan between stages, one at a time, as long as its step gets shorter. Splits are balanced by what
@@ -91,39 +90,45 @@ fn stages(asked: &Asked<'_>, plan: &Search, best: &mut Priced, search: &mut Sear
     if given || search.optimal {
         return;
     }
-    let (pins, before_s) = (best.plan.layout.pinned(), best.plan.predicted.step_s);
+    let (pins, step_s) = (best.plan.layout.pinned(), |priced: &Priced| {
+        priced.plan.predicted.step_s
+    });
+    let before_s = step_s(best);
     for _ in 0..MOVES {
         let moved = partition::moves(&best.plan.pipeline.stages);
         let tried = moved.into_par_iter().map(|stages| {
             let stages = PipelineLayout::of(asked.model, stages);
-            let found = priced(asked, plan, best.plan.predicted.step_s, |options| {
+            let found = priced(asked, plan, step_s(best), |options| {
                 options.pins = pins;
                 options.stages = Some(stages);
             });
-            found.ok().map(|(found, _)| found)
+            found.map(|(found, _)| found)
         });
         let tried: Vec<Option<Priced>> = tried.collect();
-        let step_s = |priced: &Priced| priced.plan.predicted.step_s;
         let all = tried.into_iter().flatten();
         match all.min_by(|a, b| step_s(a).total_cmp(&step_s(b))) {
-            Some(found) if step_s(&found) < step_s(best) => *best = found,
-            _ => break,
+            Some(found) => *best = found,
+            None => break,
         }
     }
-    // What no split takes less than is the same.
-    search.gap = 1.0 - (1.0 - search.gap) * before_s / best.plan.predicted.step_s;
+    if step_s(best) < before_s {
+        // What no split takes less than is the same.
+        search.gap = (1.0 - (1.0 - search.gap) * before_s / step_s(best)).max(0.0);
+    }
 }
 
-/// The best of what is asked with a change, where it scores less than something.
+/// The best of what is asked with a change, where it scores less than something and the search came to its end.
 fn priced(
     asked: &Asked<'_>,
     plan: &Search,
     below: f64,
     change: impl FnOnce(&mut SearchOptions),
-) -> Result<(Priced, SearchRecord), PlanError> {
+) -> Option<(Priced, SearchRecord)> {
     let mut options = asked.options.clone();
     change(&mut options);
     let options = &options;
-    let (mut plans, record) = plan(&Asked { options, ..*asked }, below)?;
-    Ok((plans.swap_remove(0), record))
+    let (mut plans, record) = plan(&Asked { options, ..*asked }, below).ok()?;
+    let found = plans.swap_remove(0);
+    let is_better = found.plan.predicted.score(options.objective) < below;
+    (is_better && record.unseen.is_none()).then_some((found, record))
 }
