@@ -27,7 +27,8 @@ impl<'a> Anew<'a> {
         }
         cluster.num_gpus = None;
         // What is asked is how much, not whether.
-        cluster.gpu.memory_gib = 1e9;
+        cluster.gpu.memory_gib = search::ENDLESS_GIB;
+        cluster.host_memory_gib = search::ENDLESS_GIB;
         let mut anew = Self {
             plan,
             cluster,

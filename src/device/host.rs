@@ -2,15 +2,15 @@
 //!
 //! The system gives memory page by page and ends a process that takes what is not there, in the middle of a step. So
 //! what tensors of all ranks here take at their peaks, worked out again from the plan's layout ([`Anew`]), is held to
-//! what is free before anything is allocated. So are copies of states that checkpoints and final weights are written
-//! from, also where ranks run on GPUs.
+//! what is free before anything is allocated. So is, also where ranks run on GPUs, what they offload to the host, and
+//! copies of states that checkpoints and final weights are written from.
 
 use std::fmt::Write as _;
 
 use anyhow::anyhow;
 use moefold_executor::transport::Launched;
 use moefold_executor::{checkpoint, weights};
-use moefold_planner::plan::{Plan, PlannedLayout};
+use moefold_planner::plan::{Plan, Predicted};
 use moefold_profiles::units::{Bytes, GIB};
 use moefold_profiles::{TensorClass, presets};
 
@@ -37,7 +37,8 @@ impl Copies {
     }
 }
 
-/// Refuses a plan that needs more memory than is free: for copies, and where they are there for `tensors`, of ranks here.
+/// Refuses a plan that needs more memory than is free: for copies, what is offloaded, and where they are there for
+/// `tensors`, of ranks here.
 pub(super) fn check(
     plan: &Plan,
     launch: Launch,
@@ -56,30 +57,30 @@ pub(super) fn check(
         weights: copies.weights && has_first,
         ..copies
     };
-    let anew = tensors.then(|| {
-        let of_cpu = || presets::local(ranks).gpu;
-        Anew::new(plan, (!plan.cluster.gpu.is_cpu()).then(of_cpu)).planned
-    });
+    let stands_in = tensors && !plan.cluster.gpu.is_cpu();
+    let anew = Anew::new(plan, stands_in.then(|| presets::local(ranks).gpu));
     let free = doctor::memory_at_hand();
-    check_free(plan, here.min(ranks), anew.as_ref(), copies, free)
+    let predicted = &anew.planned.predicted;
+    check_free(plan, here.min(ranks), predicted, tensors, copies, free)
 }
 
-/// `tensors` are what the planner says of them, where they are there.
+/// `tensors`: whether those of devices are there too.
 fn check_free(
     plan: &Plan,
     here: u32,
-    tensors: Option<&PlannedLayout>,
+    predicted: &Predicted,
+    tensors: bool,
     copies: Copies,
     free: Bytes,
 ) -> Result<(), Failure> {
     let ranks = plan.request.gpus;
-    let resting = tensors.map_or(Bytes::ZERO, |planned| {
-        let predicted = &planned.predicted;
+    let mut resting_gib = predicted.host_gib.unwrap_or(0.0);
+    if tensors {
         let each = &predicted.memory_gib_by_pp_rank;
         let mean = each.iter().sum::<f64>() / each.len().max(1) as f64;
-        let resting = (mean - predicted.memory_gib[TensorClass::Overhead]).max(0.0);
-        Bytes((resting * f64::from(here) * GIB as f64) as u64)
-    });
+        resting_gib += (mean - predicted.memory_gib[TensorClass::Overhead]).max(0.0);
+    }
+    let resting = Bytes((resting_gib * f64::from(here) * GIB as f64) as u64);
     let of_states = checkpoint::bytes(&plan.model) as f64 * f64::from(here) / f64::from(ranks);
     let counted = |counts: bool, bytes: f64| Bytes(if counts { bytes as u64 } else { 0 });
     // Weights are gathered once no checkpoint is written any more.
@@ -102,14 +103,21 @@ fn check_free(
     if needed <= free {
         return Ok(());
     }
-    if tensors.is_none() {
+    if resting == Bytes::ZERO {
         return Err(Failure::Request(anyhow!(
             "{flag}: {copied} of this machine's memory are needed for {of_copies}, of {here} of {ranks} ranks, and {free} \
              are free (limits of control groups and of this process count): more machines, or another that has more, would do"
         )));
     }
     let (mut what, mut remedy) = (
-        format!("tensors of {here} of its {ranks} ranks"),
+        format!(
+            "{} of {here} of its {ranks} ranks",
+            if tensors {
+                "tensors"
+            } else {
+                "what is offloaded"
+            }
+        ),
         String::new(),
     );
     if copied > Bytes::ZERO {
@@ -142,8 +150,9 @@ mod tests {
                 checkpoints,
                 weights,
             };
-            let tensors = tensors.then_some(&plan.planned);
-            check_free(&plan, ranks, tensors, copies, Bytes(free)).map_err(|why| why.to_string())
+            let predicted = &plan.planned.predicted;
+            check_free(&plan, ranks, predicted, tensors, copies, Bytes(free))
+                .map_err(|why| why.to_string())
         };
         assert!(check(false, false, false, 0).is_ok());
         for (checkpoints, weights, bytes, said) in [
@@ -166,5 +175,19 @@ mod tests {
             "{why}"
         );
         assert!(check(true, true, true, enough + states).is_ok());
+        // What is offloaded rests here, wherever the ranks run.
+        let offloads = Predicted {
+            host_gib: Some(1.0),
+            ..plan.planned.predicted.clone()
+        };
+        let gib = u64::from(ranks) * GIB;
+        let of = |tensors, free| {
+            let copies = Copies::default();
+            check_free(&plan, ranks, &offloads, tensors, copies, Bytes(free))
+        };
+        assert!(of(false, gib).is_ok() && of(true, gib + enough).is_ok());
+        let why = of(false, gib - 1).expect_err("a byte is missing");
+        assert!(why.to_string().contains("what is offloaded of"), "{why}");
+        assert!(of(true, gib).is_err());
     }
 }
