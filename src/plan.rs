@@ -302,7 +302,15 @@ impl<'a> Question<'a> {
             ..*self
         }
         .search(options)?;
-        if let Some(Lengths { tried, stopped }) = lengths {
+        if let Some(Lengths { mut tried, stopped }) = lengths {
+            let predicted = &found.answer.plans[0].predicted;
+            let planned = tried
+                .iter_mut()
+                .find(|length| length.seq_len == options.batch.seq_len);
+            if let Some(planned) = planned {
+                planned.step_s = Some(predicted.step_s);
+                planned.peak_gib = Some(predicted.peak_gib);
+            }
             let search = &mut found.answer.search;
             if stopped {
                 // Longer ones may fit.

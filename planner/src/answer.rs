@@ -140,6 +140,9 @@ pub enum Verdict {
     Shown,
     /// It is behind all of these.
     Slower,
+    /// It is faster than some of these by microbatches, virtual stages or splits that a search tries at the degrees of
+    /// its best plan only.
+    Ahead,
 }
 
 /// What the fastest plan of a number of GPUs comes to.

@@ -148,6 +148,13 @@ fn became(answer: &Answer, why: &Why) -> String {
     }
     let slower = format::signed_percent(best.step_s / first.predicted.step_s - 1.0);
     line(&mut out, &format!("{own}: {slower} against #1."));
+    if why.verdict == Verdict::Ahead {
+        let text = format!(
+            "The search did not try it so: other microbatches, virtual stages and splits are tried for its #1 only. \
+             --layout {asked} plans it."
+        );
+        line(&mut out, &text);
+    }
     if let (Some(bounds), Verdict::Slower, Some(last)) =
         (&why.bounds, why.verdict, answer.plans.last())
     {

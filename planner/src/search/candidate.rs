@@ -155,9 +155,11 @@ pub(crate) fn least_s(case: Case<'_>, sets: &Sets) -> f64 {
     let layers = layer_weights(case, sets);
     let weights = weights(case, &layers, sets);
     let least = partition::least(&weights, layout.stages(), layout.microbatches());
-    // Layers are rounded to nanoseconds each, stages as a whole.
-    let least_s = least.map_or(0.0, |least| Span(least).seconds().0 * (1.0 - 1e-6));
-    floor.max(least_s)
+    let least = least.unwrap_or(0);
+    // Layers and ends are rounded to nanoseconds each, stages as a whole: by one at most in each pass through them.
+    let passes = 1 + u64::from(layout.microbatches());
+    let rounded = (layers.len() as u64 + 2).saturating_mul(passes);
+    floor.max(Span(least.saturating_sub(rounded)).seconds().0)
 }
 
 /// The stages of a pipeline rank.

@@ -33,7 +33,12 @@ impl Lengths {
 /// What is wrong with the request, or that not even that length fits; [`PlanError::Stopped`] where that is not known yet.
 pub fn longest(asked: &Asked<'_>) -> Result<Lengths, PlanError> {
     let shortest = asked.options.batch.seq_len;
-    let mut tried = vec![at(asked, shortest, &plan_watched)?];
+    let first = match at(asked, shortest, &plan_briefly) {
+        // With what it needs at least.
+        Err(PlanError::Infeasible { .. }) => at(asked, shortest, &plan_watched),
+        other => other,
+    };
+    let mut tried = vec![first?];
     let found = find(shortest, grain(asked), most(asked), &mut |seq_len| {
         let length = match at(asked, seq_len, &plan_briefly) {
             Ok(length) => length,

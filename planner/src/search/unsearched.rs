@@ -45,11 +45,7 @@ fn under(model: &Model, options: SearchOptions, first: &PlannedLayout) -> Search
     if divides {
         (pins.pp, pins.vpp) = (Some(1), Some(1));
     }
-    // Passes that are combined take no stages.
-    let combines = options
-        .overlap
-        .is_some_and(|overlap| overlap.expert_alltoall);
-    let own = pins.pp == Some(1) || comes_back || divides || combines;
+    let own = pins.pp == Some(1) || comes_back || divides;
     let stages = (!own).then(|| PipelineLayout::of(model, first.pipeline.stages.clone()));
     SearchOptions {
         pins,

@@ -54,9 +54,12 @@ pub(super) fn why(
         }
     };
     let place = found.iter().position(|plan| plan.layout == own.layout);
+    let last_s = found.last().map(|last| last.predicted.step_s);
+    let step_s = own.predicted.step_s;
     why.verdict = match place {
         Some(0) => Verdict::First,
         Some(_) => Verdict::Shown,
+        None if bounds.is_some() && last_s.is_some_and(|last_s| step_s < last_s) => Verdict::Ahead,
         None => Verdict::Slower,
     };
     if let Some(first) = found.first() {
@@ -68,11 +71,11 @@ pub(super) fn why(
             }
         }
     }
-    let last_s = found.last().map(|last| last.predicted.step_s);
     why.bounds = bounds.map(|[work_s, split_s]| Bounds {
         work_s,
-        split_s,
-        ruled_out: match last_s.filter(|_| place.is_none()) {
+        // Layers that were moved may take less than the splits that it bounds.
+        split_s: split_s.min(step_s),
+        ruled_out: match last_s.filter(|_| why.verdict == Verdict::Slower) {
             Some(last_s) if work_s >= last_s => Some(RuledOut::Work),
             Some(last_s) if split_s >= last_s => Some(RuledOut::Split),
             _ => None,
