@@ -129,14 +129,8 @@ impl Mesh {
 
     fn ranks_sharing_counted(&self, kind: GroupKind, block: u32) -> u32 {
         let size = self.group_size(kind);
-        let mut seen = vec![false; block as usize];
         let mut least = size;
-        for group in 0..self.num_groups(kind) {
-            let first = self.first_rank(kind, group);
-            let position = first % block;
-            if std::mem::replace(&mut seen[position as usize], true) {
-                continue;
-            }
+        for position in self.positions(kind, block) {
             let (mut most, mut run, mut last) = (0, 0, u32::MAX);
             for index in 0..size {
                 let here = (position + decode(self.varying(kind), index)) / block;
@@ -147,6 +141,23 @@ impl Mesh {
             least = least.min(most);
         }
         least
+    }
+
+    /// Where in a block the lowest ranks of groups lie.
+    fn positions(&self, kind: GroupKind, block: u32) -> Vec<u32> {
+        let mut all = vec![0];
+        for Digit { size, stride, .. } in self.fixed(kind) {
+            let mut seen = vec![false; block as usize];
+            let mut next = Vec::new();
+            for &first in &all {
+                // After `block` steps all come again.
+                let each = (0..size.min(block)).map(|step| (first + step * stride) % block);
+                let new = |position: &u32| !std::mem::replace(&mut seen[*position as usize], true);
+                next.extend(each.filter(new));
+            }
+            all = next;
+        }
+        all
     }
 }
 
