@@ -111,7 +111,7 @@ pub fn plan(
 /// What is close to the best is tried too: all virtual stages and microbatches at its degrees, and moves of its layers
 /// between stages.
 pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
-    plan_priced(asked, f64::INFINITY)
+    plan_priced(asked, f64::INFINITY, &[])
         .map(|found| answered(asked, around(asked, found, &plan_priced)))
         .map_err(|mut error| {
             if let PlanError::Infeasible { least, .. } = &mut error
@@ -127,7 +127,7 @@ pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
 /// The same without what is tried around the best, and without the search for the least memory where nothing fits, which may
 /// take as long again.
 pub fn plan_briefly(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
-    plan_priced(asked, f64::INFINITY).map(|found| answered(asked, found))
+    plan_priced(asked, f64::INFINITY, &[]).map(|found| answered(asked, found))
 }
 
 fn answered(asked: &Asked<'_>, (priced, mut search): (Vec<Priced>, SearchRecord)) -> SearchResult {
@@ -159,8 +159,12 @@ fn prices<'c>(costs: &'c Costs, options: &SearchOptions) -> Cow<'c, Costs> {
     costs
 }
 
-/// Plans that score less than something, best first.
-fn plan_priced(asked: &Asked<'_>, below: f64) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
+/// Plans that score less than something, best first; of some splits, where there are any, or of those that are chosen.
+fn plan_priced(
+    asked: &Asked<'_>,
+    below: f64,
+    splits: &[Vec<Vec<u32>>],
+) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
     let Asked {
         model,
         cluster,
@@ -173,6 +177,9 @@ fn plan_priced(asked: &Asked<'_>, below: f64) -> Result<(Vec<Priced>, SearchReco
     let rules = Rules::of(model, options);
     let variants = offload::variants(asked);
     let mut questions = questions(&Asked { costs, ..*asked }, &rules, &variants)?;
+    for question in &mut questions {
+        question.splits = splits;
+    }
     let Candidates {
         layouts,
         space: total,
@@ -748,6 +755,7 @@ fn question<'a>(asked: &Asked<'a>, rules: &Rules) -> Result<Question<'a>, PlanEr
         model,
         cluster,
         options,
+        splits: &[],
         costs,
         overlap: options.overlap.unwrap_or(stack.common().overlap),
         stack,

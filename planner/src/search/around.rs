@@ -2,19 +2,18 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rayon::prelude::*;
-
 use super::asked::Asked;
 use super::predict::Priced;
 use super::watch::{Aim, Progress, Watch, aimed};
 use crate::answer::SearchRecord;
 use crate::choice::Objective;
 use crate::layout::PartialDegrees;
-use crate::options::{PipelineLayout, PlanError, SearchOptions};
+use crate::options::{PlanError, SearchOptions};
 use crate::partition;
 
-/// Finds the plans that score less than something, best first.
-type Search = dyn Fn(&Asked<'_>, f64) -> Result<(Vec<Priced>, SearchRecord), PlanError> + Sync;
+/// Finds the plans that score less than something, best first, of some splits or of those that it chooses.
+type Search =
+    dyn Fn(&Asked<'_>, f64, &[Vec<Vec<u32>>]) -> Result<(Vec<Priced>, SearchRecord), PlanError>;
 
 /// How often a layer is moved at most.
 const MOVES: usize = 8;
@@ -74,7 +73,7 @@ fn degrees(asked: &Asked<'_>, plan: &Search, plans: &mut Vec<Priced>, search: &m
         return;
     }
     let score = plans[0].plan.predicted.score(asked.options.objective);
-    let Some((found, record)) = priced(asked, plan, score, |options| options.pins = pins) else {
+    let Some((found, record)) = priced(asked, plan, score, pins, &[]) else {
         return;
     };
     (search.optimal, search.gap) = (record.optimal, record.gap);
@@ -96,18 +95,11 @@ fn stages(asked: &Asked<'_>, plan: &Search, best: &mut Priced, search: &mut Sear
     let before_s = step_s(best);
     for _ in 0..MOVES {
         let moved = partition::moves(&best.plan.pipeline.stages);
-        let tried = moved.into_par_iter().map(|stages| {
-            let stages = PipelineLayout::of(asked.model, stages);
-            let found = priced(asked, plan, step_s(best), |options| {
-                options.pins = pins;
-                options.stages = Some(stages);
-            });
-            found.map(|(found, _)| found)
-        });
-        let tried: Vec<Option<Priced>> = tried.collect();
-        let all = tried.into_iter().flatten();
-        match all.min_by(|a, b| step_s(a).total_cmp(&step_s(b))) {
-            Some(found) => *best = found,
+        if moved.is_empty() {
+            break;
+        }
+        match priced(asked, plan, step_s(best), pins, &moved) {
+            Some((found, _)) => *best = found,
             None => break,
         }
     }
@@ -117,17 +109,19 @@ fn stages(asked: &Asked<'_>, plan: &Search, best: &mut Priced, search: &mut Sear
     }
 }
 
-/// The best of what is asked with a change, where it scores less than something and the search came to its end.
+/// The best of what is asked at some degrees, where it scores less than something and the search came to its end.
 fn priced(
     asked: &Asked<'_>,
     plan: &Search,
     below: f64,
-    change: impl FnOnce(&mut SearchOptions),
+    pins: PartialDegrees,
+    splits: &[Vec<Vec<u32>>],
 ) -> Option<(Priced, SearchRecord)> {
-    let mut options = asked.options.clone();
-    change(&mut options);
-    let options = &options;
-    let (mut plans, record) = plan(&Asked { options, ..*asked }, below).ok()?;
+    let options = &SearchOptions {
+        pins,
+        ..asked.options.clone()
+    };
+    let (mut plans, record) = plan(&Asked { options, ..*asked }, below, splits).ok()?;
     let found = plans.swap_remove(0);
     let is_better = found.plan.predicted.score(options.objective) < below;
     (is_better && record.unseen.is_none()).then_some((found, record))

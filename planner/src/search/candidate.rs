@@ -73,6 +73,12 @@ pub(crate) fn splits(case: Case<'_>, known: &Cuts) -> Vec<StageSplit> {
     if let Some(given) = &question.options.stages {
         return vec![StageSplit::new(case, given.stages().to_vec())];
     }
+    if !question.splits.is_empty() {
+        let each = question.splits.iter();
+        return each
+            .map(|stages| StageSplit::new(case, stages.clone()))
+            .collect();
+    }
     let first = &question.choices[0];
     let layers = layer_weights(case, first);
     let weights = weights(case, &layers, first);

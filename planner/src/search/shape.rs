@@ -34,6 +34,8 @@ pub(crate) struct Question<'a> {
     pub(crate) model: &'a Model,
     pub(crate) cluster: &'a Cluster,
     pub(crate) options: &'a SearchOptions,
+    /// Layers of each stage of the splits that are tried, where the search is not to choose them.
+    pub(crate) splits: &'a [Vec<Vec<u32>>],
     pub(crate) costs: &'a Costs,
     pub(crate) stack: Stack,
     /// What runs the plan.
