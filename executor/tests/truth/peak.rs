@@ -650,8 +650,8 @@ fn check_layouts_on_cuda(names: &[&'static str], of: usize) {
 
 #[test]
 fn law_a_traced_step_is_the_step_in_layouts_drawn_on_cuda() {
-    check_layouts_on_cuda(&FIXTURES, 8);
-    check_layouts_on_cuda(&DRAWN, 24);
+    check_layouts_on_cuda(&FIXTURES, 16);
+    check_layouts_on_cuda(&DRAWN, 48);
 }
 
 /// Minutes, so only where asked for (`--ignored`).
