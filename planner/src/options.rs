@@ -93,6 +93,17 @@ pub struct SearchOptions {
 }
 
 impl SearchOptions {
+    /// The same, of the best plan alone.
+    #[must_use]
+    pub fn alone(self) -> Self {
+        Self {
+            top: 1,
+            survey: false,
+            front: 0,
+            ..self
+        }
+    }
+
     /// What CUDA graphs launch where that is fixed, or nothing.
     pub fn fixed_graphs(&self) -> Graphs {
         self.graphs.unwrap_or_default()

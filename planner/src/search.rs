@@ -285,10 +285,7 @@ fn all_priced(questions: &[Question<'_>], ranking: &[Found<'_>]) -> Vec<Priced> 
 fn endless(asked: &Asked<'_>, gpus: u32, options: &SearchOptions) -> Option<PlannedLayout> {
     let mut cluster = asked.cluster.clone();
     cluster.gpu.memory_gib = ENDLESS_GIB;
-    let options = &SearchOptions {
-        front: 0,
-        ..options.clone()
-    };
+    let options = &options.clone().alone();
     let endless = Asked {
         cluster: &cluster,
         gpus,
@@ -327,10 +324,7 @@ pub fn why(
 ) -> Result<Why, PlanError> {
     let options = &SearchOptions {
         pins: *about,
-        top: 1,
-        survey: false,
-        front: 0,
-        ..asked.options.clone()
+        ..asked.options.clone().alone()
     };
     let asked = &Asked { options, ..*asked };
     let own = plan_watched(asked).map(|mut result| {

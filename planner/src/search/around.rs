@@ -35,12 +35,7 @@ pub(super) fn around(
         stopped.fetch_or(go_on.is_break(), Ordering::Relaxed);
         go_on
     };
-    let options = &SearchOptions {
-        top: 1,
-        front: 0,
-        survey: false,
-        ..asked.options.clone()
-    };
+    let options = &asked.options.clone().alone();
     let all = Asked {
         options,
         watch,

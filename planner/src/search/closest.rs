@@ -37,8 +37,6 @@ pub(super) fn least(
     let open = SearchOptions {
         objective: Objective::Memory,
         memory_gib: None,
-        top: 1,
-        survey: false,
         ..options.clone()
     };
     let mut sparing = open.clone();

@@ -6,7 +6,7 @@
 
 use super::{Asked, SearchResult, plan_briefly, plan_watched};
 use crate::answer::Length;
-use crate::options::{PlanError, SearchOptions};
+use crate::options::PlanError;
 use crate::rules::{MOST_POSITIONS, MOST_TOKENS};
 
 /// The lengths that were tried.
@@ -65,11 +65,7 @@ type Search = dyn Fn(&Asked<'_>) -> Result<SearchResult, PlanError>;
 
 /// The fastest plan of a length.
 fn at(asked: &Asked<'_>, seq_len: u64, search: &Search) -> Result<Length, PlanError> {
-    let mut options = SearchOptions {
-        top: 1,
-        survey: false,
-        ..asked.options.clone()
-    };
+    let mut options = asked.options.clone().alone();
     options.batch.seq_len = seq_len;
     let options = &options;
     let found = search(&Asked { options, ..*asked })?;

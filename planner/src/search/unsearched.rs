@@ -35,7 +35,7 @@ pub fn unsearched(asked: &Asked<'_>, first: &PlannedLayout) -> Vec<Untried> {
 
 /// A choice at the degrees and stages of `first`, as far as it has them: it has two chunks a rank where its pipeline comes
 /// back, and one stage where weights rest divided.
-fn under(model: &Model, options: SearchOptions, first: &PlannedLayout) -> SearchOptions {
+fn under(model: &Model, mut options: SearchOptions, first: &PlannedLayout) -> SearchOptions {
     let mut pins = first.layout.pinned();
     let comes_back = options.schedule.is_some_and(ScheduleName::is_vee);
     if comes_back {
@@ -47,14 +47,9 @@ fn under(model: &Model, options: SearchOptions, first: &PlannedLayout) -> Search
     }
     let own = pins.pp == Some(1) || comes_back || divides;
     let stages = (!own).then(|| PipelineLayout::of(model, first.pipeline.stages.clone()));
-    SearchOptions {
-        pins,
-        stages: options.stages.or(stages),
-        top: 1,
-        survey: false,
-        front: 0,
-        ..options
-    }
+    options.pins = pins;
+    options.stages = options.stages.or(stages);
+    options.alone()
 }
 
 /// A choice with what the degrees and stages of `first` come to under it.
