@@ -7,7 +7,9 @@ use moefold_executor::support;
 use moefold_kernels::cuda::survey::{Survey, Surveyed};
 use moefold_planner::plan::Plan;
 use moefold_profiles::units::Bytes;
-use moefold_profiles::{Dtype, Precision};
+use moefold_profiles::{Dtype, Precision, presets};
+
+use anew::Anew;
 
 use crate::cli::{Device, Launch};
 use crate::doctor;
@@ -115,11 +117,14 @@ impl Chosen {
             Failure::Request(anyhow!("{refused}{hint}"))
         })?;
         if let (Self::Cuda(gpus), DeviceSpec::Cuda { dtype, .. }) = (self, spec) {
-            let reserve = Some(fit::check(plan, gpus, launch)?);
-            host::check(plan, launch, false, copies)?;
+            let (reserve, predicted) = fit::check(plan, gpus, launch)?;
+            host::check(plan, &predicted, launch, false, copies)?;
+            let reserve = Some(reserve);
             return Ok(DeviceSpec::Cuda { dtype, reserve });
         }
-        host::check(plan, launch, true, copies)?;
+        let of_cpu = || presets::local(plan.request.gpus).gpu;
+        let anew = Anew::new(plan, (!plan.cluster.gpu.is_cpu()).then(of_cpu));
+        host::check(plan, &anew.planned.predicted, launch, true, copies)?;
         Ok(spec)
     }
 

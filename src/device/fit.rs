@@ -11,7 +11,7 @@ use moefold_executor::room::room;
 use moefold_executor::transport::Launched;
 use moefold_planner::choice::StackName;
 use moefold_planner::layout::PartialDegrees;
-use moefold_planner::plan::{Plan, PlannedLayout};
+use moefold_planner::plan::{Plan, PlannedLayout, Predicted};
 use moefold_planner::stack::{ASSUMED_OVERHEAD, WORKSPACE};
 use moefold_profiles::units::{Bytes, GIB};
 use moefold_profiles::{TensorClass, presets};
@@ -22,8 +22,12 @@ use crate::cli::Launch;
 use crate::failure::{Failure, failure};
 
 /// Refuses a plan that needs more GPUs than there are, or more memory than they have free; what every
-/// rank reserves for its tensors.
-pub(super) fn check(plan: &Plan, gpus: &[Gpu], launch: Launch) -> Result<Bytes, Failure> {
+/// rank reserves for its tensors, and what the planner says of the plan on these GPUs.
+pub(super) fn check(
+    plan: &Plan,
+    gpus: &[Gpu],
+    launch: Launch,
+) -> Result<(Bytes, Predicted), Failure> {
     let ranks = plan.request.gpus;
     let (taken, sharing) = match launch {
         Launch::Threads => (&gpus[..1], ranks),
@@ -40,7 +44,7 @@ pub(super) fn check(plan: &Plan, gpus: &[Gpu], launch: Launch) -> Result<Bytes, 
     for gpu in taken {
         judge.has_room(gpu, &demand)?;
     }
-    Ok(demand.room)
+    Ok((demand.room, judge.anew.planned.predicted))
 }
 
 /// A GPU for each of so many processes of this machine.

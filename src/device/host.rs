@@ -1,7 +1,7 @@
 //! Whether a plan's ranks have room in this machine's memory, where they run on its CPU.
 //!
 //! The system gives memory page by page and ends a process that takes what is not there, in the middle of a step. So
-//! what tensors of all ranks here take at their peaks, worked out again from the plan's layout ([`Anew`]), is held to
+//! what tensors of all ranks here take at their peaks, worked out again from the plan's layout ([`super::anew`]), is held to
 //! what is free before anything is allocated. So is, also where ranks run on GPUs, what they offload to the host, and
 //! copies of states that checkpoints and final weights are written from.
 
@@ -11,10 +11,9 @@ use anyhow::anyhow;
 use moefold_executor::transport::Launched;
 use moefold_executor::{checkpoint, weights};
 use moefold_planner::plan::{Plan, Predicted};
+use moefold_profiles::TensorClass;
 use moefold_profiles::units::{Bytes, GIB};
-use moefold_profiles::{TensorClass, presets};
 
-use super::anew::Anew;
 use crate::cli::{ExecuteArgs, Launch};
 use crate::doctor;
 use crate::failure::{Failure, failure};
@@ -37,10 +36,11 @@ impl Copies {
     }
 }
 
-/// Refuses a plan that needs more memory than is free: for copies, what is offloaded, and where they are there for
-/// `tensors`, of ranks here.
+/// Refuses a plan that needs more memory than is free, as is `predicted` of it now: for copies, what is offloaded, and
+/// where they are there for `tensors`, of ranks here.
 pub(super) fn check(
     plan: &Plan,
+    predicted: &Predicted,
     launch: Launch,
     tensors: bool,
     copies: Copies,
@@ -57,10 +57,7 @@ pub(super) fn check(
         weights: copies.weights && has_first,
         ..copies
     };
-    let stands_in = tensors && !plan.cluster.gpu.is_cpu();
-    let anew = Anew::new(plan, stands_in.then(|| presets::local(ranks).gpu));
     let free = doctor::memory_at_hand();
-    let predicted = &anew.planned.predicted;
     check_free(plan, here.min(ranks), predicted, tensors, copies, free)
 }
 
