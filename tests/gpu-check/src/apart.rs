@@ -28,9 +28,23 @@ pub(crate) fn arguments(part: &Part, options: &Options) -> Result<Vec<OsString>,
     Ok(arguments)
 }
 
+/// Runs parts at the same time, each as [`run`] does; what they said, in their order.
+pub(crate) fn run_all(parts: &[Part], options: &Options) -> Result<Vec<Said>, Error> {
+    let found = thread::scope(|scope| {
+        let start = |part| scope.spawn(move || run(part, options));
+        let running: Vec<_> = parts.iter().map(start).collect();
+        let ended = running.into_iter().map(|part| {
+            let panicked = |_| Err(io::Error::other("a part could not be waited for").into());
+            part.join().unwrap_or_else(panicked)
+        });
+        ended.collect::<Result<Vec<_>, Error>>()
+    })?;
+    Ok(found.into_iter().flatten().collect())
+}
+
 /// Runs a part in a process of its own, and what is left of it in another where a case ended that one.
 /// Every case is a line in the end; a part that died without a word is one too.
-pub(crate) fn run(part: &Part, options: &Options) -> Result<Vec<Said>, Error> {
+fn run(part: &Part, options: &Options) -> Result<Vec<Said>, Error> {
     let mut part = part.clone();
     let mut all = Vec::new();
     loop {

@@ -11,6 +11,7 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use moefold_executor::environment::gpu_clocks;
@@ -34,6 +35,9 @@ pub use report::{Report, Summary};
 
 use part::{CEILINGS, Said};
 use parts::{is_wanted, parts};
+
+/// Parts that run together at most: each is a context on the device.
+const AT_ONCE: usize = 8;
 
 /// What a check covers and where it works.
 #[derive(Debug, Clone)]
@@ -135,25 +139,32 @@ pub fn check(options: &Options, caller: &mut Caller<'_>) -> Result<Report, Error
         sanitizer: None,
         trials: Vec::new(),
     };
-    for (done, part) in parts.iter().enumerate() {
-        (caller.say)(&format!(
-            "[{}/{} {:>4.0} s] {} {} {}",
-            done + 1,
-            parts.len(),
-            begun.elapsed().as_secs_f64(),
-            part.op,
-            part.sizes,
-            part.dtype
-        ))?;
-        for said in apart::run(part, options)? {
-            match said {
-                Said::Ends(line) => report.lines.push(line),
-                Said::Ceilings(measured) => report.ceilings = Some(measured),
-                Said::Begins(_) => {}
+    let mut done = 0;
+    // What takes no times runs together: starting a process takes longer than most parts do.
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    for alike in parts.chunk_by(|part, next| !part.timed && !next.timed) {
+        for now in alike.chunks(cores.min(AT_ONCE)) {
+            for part in now {
+                done += 1;
+                (caller.say)(&format!(
+                    "[{done}/{} {:>4.0} s] {} {} {}",
+                    parts.len(),
+                    begun.elapsed().as_secs_f64(),
+                    part.op,
+                    part.sizes,
+                    part.dtype
+                ))?;
             }
+            for said in apart::run_all(now, options)? {
+                match said {
+                    Said::Ends(line) => report.lines.push(line),
+                    Said::Ceilings(measured) => report.ceilings = Some(measured),
+                    Said::Begins(_) => {}
+                }
+            }
+            // Whatever ends this process, what was found so far stays.
+            report.write(&options.out, (caller.unix_s)())?;
         }
-        // Whatever ends this process, what was found so far stays.
-        report.write(&options.out, (caller.unix_s)())?;
     }
     let whole = !options.rehearse && options.only.is_empty();
     if whole && !options.small && options.does(Peer::Torch) {

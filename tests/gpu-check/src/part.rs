@@ -5,7 +5,7 @@ use std::io;
 
 use moefold_kernels::check::{self, Case, Sizes};
 use moefold_kernels::cuda::model;
-use moefold_kernels::{Device, DeviceError, Dtype, catch};
+use moefold_kernels::{Device, Dtype, catch};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Options};
@@ -138,10 +138,11 @@ type Say<'a> = dyn FnMut(&Said) -> Result<(), Error> + 'a;
 fn cases(part: &Part, options: &Options, say: &mut Say<'_>) -> Result<(), Error> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let reference = Device::cpu(cores);
+    let opened = catch(|| options.open(part.dtype)).and_then(|inner| inner);
+    let device = opened.map_err(Error::Device)?;
     for case in cases_of(part) {
         say(&Said::Begins(case.name.clone()))?;
-        let outcome = catch(|| one(&case, part, options, &reference))
-            .and_then(|inner| inner)
+        let outcome = catch(|| one(&case, part, &device, &reference))
             .unwrap_or_else(|error| Some(Outcome::Failed(error.to_string())));
         let Some(outcome) = outcome else {
             continue;
@@ -227,18 +228,12 @@ pub(crate) fn stem(case: &Case) -> &str {
 }
 
 /// What becomes of one case; nothing where the device lacks what it is about.
-fn one(
-    case: &Case,
-    part: &Part,
-    options: &Options,
-    reference: &Device,
-) -> Result<Option<Outcome>, DeviceError> {
-    let device = options.open(part.dtype)?;
-    if !case.is_for(&device) {
-        return Ok(None);
+fn one(case: &Case, part: &Part, device: &Device, reference: &Device) -> Option<Outcome> {
+    if !case.is_for(device) {
+        return None;
     }
     device.poison(true);
-    let verdicts = check::agrees(case, &device, reference, SEED);
+    let verdicts = check::agrees(case, device, reference, SEED);
     device.poison(false);
     let outputs: Vec<Output> = verdicts
         .iter()
@@ -252,12 +247,12 @@ fn one(
         .collect();
     let right = outputs.iter().all(|output| output.passes);
     let time = (part.timed && right).then(|| {
-        let timing = check::time(case, &device, 5, 30);
+        let timing = check::time(case, device, 5, 30);
         Time {
             median_s: timing.median_s,
             quartiles_s: timing.quartiles_s,
             runs: timing.runs,
         }
     });
-    Ok(Some(Outcome::Ran { outputs, time }))
+    Some(Outcome::Ran { outputs, time })
 }

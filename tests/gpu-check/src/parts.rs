@@ -17,7 +17,7 @@ pub(crate) fn parts(options: &Options) -> Vec<Part> {
         sizes: "-".to_owned(),
         dtype: Dtype::Bf16,
         op: op.to_owned(),
-        timed: false,
+        timed: op == CEILINGS,
         skip: Vec::new(),
     };
     let mut parts = Vec::new();
