@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
@@ -842,6 +843,9 @@ pub(crate) struct GpuCheckArgs {
     /// separated
     #[arg(long, value_delimiter = ',', value_name = "TEXT")]
     pub(crate) only: Vec<String>,
+    /// Only these of the published models whose sizes are checked, comma separated
+    #[arg(long, value_delimiter = ',', value_name = "MODEL", value_parser = checked_models())]
+    pub(crate) models: Vec<String>,
     /// Only the small sizes and the shortest trials: right or wrong, no times
     #[arg(long)]
     pub(crate) small: bool,
@@ -868,6 +872,12 @@ pub(crate) struct GpuCheckArgs {
     /// Run one part in this process
     #[arg(long, hide = true, value_name = "JSON")]
     pub(crate) part: Option<String>,
+}
+
+/// The models whose sizes `gpu-check` takes.
+fn checked_models() -> PossibleValuesParser {
+    let sizes = moefold_kernels::check::Sizes::real();
+    PossibleValuesParser::new(sizes.into_iter().map(|sizes| sizes.name))
 }
 
 /// Seconds that something may take: more than a tenth, at most a day.

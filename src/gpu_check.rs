@@ -56,6 +56,7 @@ fn options(args: &GpuCheckArgs) -> Result<Options, Failure> {
         rehearse: args.rehearse,
         small: args.small,
         only: args.only.clone(),
+        models: args.models.clone(),
         without: args.without.iter().map(peer).collect(),
         beside: args.beside.clone(),
         python: args.python.clone(),

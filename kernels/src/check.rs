@@ -10,6 +10,7 @@ use std::fmt;
 
 use moefold_profiles::random::SplitMix64;
 use moefold_profiles::{Dtype, Op};
+use rayon::prelude::*;
 
 use crate::cases::{Call, Source};
 use crate::device::{Device, TensorClass};
@@ -85,9 +86,9 @@ impl Written {
     fn read(&self) -> Vec<f64> {
         match &self.values {
             Values::Tensor(tensor) if tensor.dtype() == Dtype::I32 => {
-                tensor.to_i32().into_iter().map(f64::from).collect()
+                tensor.to_i32().into_par_iter().map(f64::from).collect()
             }
-            Values::Tensor(tensor) => tensor.to_f32().into_iter().map(f64::from).collect(),
+            Values::Tensor(tensor) => tensor.to_f32().into_par_iter().map(f64::from).collect(),
             Values::Host(values) => values.clone(),
         }
     }
@@ -104,15 +105,17 @@ struct Inputs<'a> {
 impl Inputs<'_> {
     /// Uniform in -1..1, times `scale`.
     fn values(&mut self, len: usize, scale: f32) -> Vec<f32> {
-        let rounding = self.rounding;
-        let mut draw = || {
-            let value = scale * (((self.random.draw() >> 40) as f32) / (1u32 << 23) as f32 - 1.0);
+        let (rounding, random) = (self.rounding, self.random.clone());
+        let value = |drawn: u64| {
+            let value = scale * (((drawn >> 40) as f32) / (1u32 << 23) as f32 - 1.0);
             match rounding {
                 Dtype::Bf16 => crate::bf16::widen(crate::bf16::narrow(value)),
                 _ => value,
             }
         };
-        (0..len).map(|_| draw()).collect()
+        self.random.skip(len as u64);
+        let each = (0..len as u64).into_par_iter();
+        each.map(|i| value(random.nth(i))).collect()
     }
 }
 
@@ -275,21 +278,23 @@ fn distance(got: &[f64], want: &[f64], width: usize) -> (f64, f64) {
         |g: &[f64], w: &[f64]| -> f64 { g.iter().zip(w).map(|(g, w)| (g - w).powi(2)).sum() };
     let width = width.max(1);
     let rows = got.len().div_ceil(width).max(1);
-    let worst = got
-        .chunks(width)
-        .zip(want.chunks(width))
-        .map(|(g, w)| squares(g, w))
-        // NaN is the worst of all, which `f64::max` would drop.
-        .fold(0.0, |worst: f64, row| {
-            if row.is_nan() || worst.is_nan() {
-                f64::NAN
-            } else {
-                worst.max(row)
-            }
-        });
-    let reference: f64 = want.iter().map(|w| w * w).sum();
+    // Of each row its distance and its square, summed in order: the same for any number of threads.
+    let each: Vec<(f64, f64)> = got
+        .par_chunks(width)
+        .zip(want.par_chunks(width))
+        .map(|(g, w)| (squares(g, w), w.iter().map(|w| w * w).sum()))
+        .collect();
+    // NaN is the worst of all, which `f64::max` would drop.
+    let worst = each.iter().fold(0.0, |worst: f64, (row, _)| {
+        if row.is_nan() || worst.is_nan() {
+            f64::NAN
+        } else {
+            worst.max(*row)
+        }
+    });
+    let reference: f64 = each.iter().map(|(_, square)| square).sum();
     let scale = if reference == 0.0 { 1.0 } else { reference };
-    let error = (squares(got, want) / scale).sqrt();
+    let error = (each.iter().map(|(row, _)| row).sum::<f64>() / scale).sqrt();
     (error, (worst / scale * rows as f64).sqrt())
 }
 

@@ -32,6 +32,17 @@ impl SplitMix64 {
         drawn
     }
 
+    /// What the `n`th draw after `n` others gives, so that many threads can share a sequence.
+    #[inline]
+    pub fn nth(&self, n: u64) -> u64 {
+        mix(self.0.wrapping_add(GAMMA.wrapping_mul(n)))
+    }
+
+    /// Goes on as if `n` numbers had been drawn.
+    pub fn skip(&mut self, n: u64) {
+        self.0 = self.0.wrapping_add(GAMMA.wrapping_mul(n));
+    }
+
     /// One of the numbers below `end`, which is small beside 2^64.
     #[inline]
     pub fn below(&mut self, end: u64) -> u64 {

@@ -56,6 +56,8 @@ pub struct Options {
     pub small: bool,
     /// Only ops and trials whose name contains one of these; all where it is empty.
     pub only: Vec<String>,
+    /// Only these of the published models, by the names of [`Sizes::real`]; all where it is empty.
+    pub models: Vec<String>,
     /// What is left out.
     pub without: Vec<Peer>,
     /// A Python script that trains the cut models with PyTorch.
@@ -73,6 +75,18 @@ pub struct Options {
 impl Options {
     fn does(&self, peer: Peer) -> bool {
         !self.without.contains(&peer)
+    }
+
+    /// Whether this published model is covered.
+    fn covers(&self, model: &str) -> bool {
+        self.models.is_empty() || self.models.iter().any(|named| named == model)
+    }
+
+    /// The sizes of published models that are covered.
+    fn real_sizes(&self) -> Vec<Sizes> {
+        let mut sizes = Sizes::real();
+        sizes.retain(|sizes| self.covers(sizes.name));
+        sizes
     }
 
     fn open(&self, dtype: Dtype) -> Result<Device, DeviceError> {
@@ -157,7 +171,7 @@ pub fn check(options: &Options, caller: &mut Caller<'_>) -> Result<Report, Error
             }
             for said in apart::run_all(now, options)? {
                 match said {
-                    Said::Ends(line) => report.lines.push(line),
+                    Said::Ends(line) => report.add(line),
                     Said::Ceilings(measured) => report.ceilings = Some(measured),
                     Said::Begins(_) => {}
                 }
@@ -168,7 +182,7 @@ pub fn check(options: &Options, caller: &mut Caller<'_>) -> Result<Report, Error
     }
     let whole = !options.rehearse && options.only.is_empty();
     if whole && !options.small && options.does(Peer::Torch) {
-        report.torch = Some(torch::times(&options.python, &Sizes::real()));
+        report.torch = Some(torch::times(&options.python, &options.real_sizes()));
         report.write(&options.out, (caller.unix_s)())?;
     }
     if whole && options.does(Peer::Sanitizer) {

@@ -27,7 +27,7 @@ pub(crate) struct Part {
     pub(crate) dtype: Dtype,
     /// The op's stem (`grouped_gemm`), or [`CEILINGS`] or [`HARDWARE`].
     pub(crate) op: String,
-    /// Whether times are taken too.
+    /// Whether times are taken, of cases that another part compares.
     pub(crate) timed: bool,
     /// Cases that an earlier process of this part ran or died of.
     pub(crate) skip: Vec<String>,
@@ -51,10 +51,37 @@ pub(crate) struct Line {
     pub(crate) outcome: Outcome,
 }
 
+impl Line {
+    /// Whether this and `other` are of the same case.
+    pub(crate) fn is_of(&self, other: &Self) -> bool {
+        (&self.case, &self.sizes, self.dtype) == (&other.case, &other.sizes, other.dtype)
+    }
+
+    /// Whether it ran and every output is right.
+    pub(crate) fn is_right(&self) -> bool {
+        match &self.outcome {
+            Outcome::Ran { outputs, .. } => outputs.iter().all(|output| output.passes),
+            Outcome::Failed(_) => false,
+        }
+    }
+
+    /// Takes over what became of the same case when it was timed; a wrong one keeps no time.
+    pub(crate) fn take_time(&mut self, timed: Outcome) {
+        if !self.is_right() {
+            return;
+        }
+        match (&mut self.outcome, timed) {
+            (Outcome::Ran { time, .. }, Outcome::Ran { time: taken, .. }) => *time = taken,
+            (outcome, failed) => *outcome = failed,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
-    /// It ran; errors of its outputs against the reference, and its time where one was taken.
+    /// It ran; errors of its outputs against the reference, and its time where they are right and one
+    /// was taken.
     Ran {
         outputs: Vec<Output>,
         time: Option<Time>,
@@ -176,7 +203,9 @@ fn hardware(part: &Part, options: &Options, say: &mut Say<'_>) -> Result<(), Err
     cases.retain(|case| !part.skips(&case.name));
     for case in cases {
         say(&Said::Begins(case.name.clone()))?;
-        let outcome = match catch(|| case.run(&opened)) {
+        let found = catch(|| case.run(&opened));
+        let failed = found.is_err();
+        let outcome = match found {
             Err(error) => Outcome::Failed(error.to_string()),
             Ok(words) => {
                 let differ = words.got.iter().zip(&words.want).filter(|(g, w)| g != w);
@@ -203,6 +232,9 @@ fn hardware(part: &Part, options: &Options, say: &mut Say<'_>) -> Result<(), Err
             case: case.name,
             outcome,
         }))?;
+        if failed {
+            return Err(Error::CaseFailed);
+        }
     }
     Ok(())
 }
@@ -213,7 +245,7 @@ pub(crate) fn cases_of(part: &Part) -> Vec<Case> {
     let mut cases = Vec::new();
     for sizes in all.filter(|sizes| sizes.name == part.sizes) {
         cases.extend(check::cases(&sizes, part.dtype));
-        if part.timed {
+        if Sizes::real().contains(&sizes) {
             cases.push(check::dense_peer(&sizes, part.dtype));
         }
     }
@@ -232,10 +264,20 @@ fn one(case: &Case, part: &Part, device: &Device, reference: &Device) -> Option<
     if !case.is_for(device) {
         return None;
     }
+    if part.timed {
+        let timing = check::time(case, device, 5, 30);
+        let time = Some(Time {
+            median_s: timing.median_s,
+            quartiles_s: timing.quartiles_s,
+            runs: timing.runs,
+        });
+        let outputs = Vec::new();
+        return Some(Outcome::Ran { outputs, time });
+    }
     device.poison(true);
     let verdicts = check::agrees(case, device, reference, SEED);
     device.poison(false);
-    let outputs: Vec<Output> = verdicts
+    let outputs = verdicts
         .iter()
         .map(|verdict| Output {
             name: verdict.output.to_owned(),
@@ -245,14 +287,8 @@ fn one(case: &Case, part: &Part, device: &Device, reference: &Device) -> Option<
             passes: verdict.passes(),
         })
         .collect();
-    let right = outputs.iter().all(|output| output.passes);
-    let time = (part.timed && right).then(|| {
-        let timing = check::time(case, device, 5, 30);
-        Time {
-            median_s: timing.median_s,
-            quartiles_s: timing.quartiles_s,
-            runs: timing.runs,
-        }
-    });
-    Some(Outcome::Ran { outputs, time })
+    Some(Outcome::Ran {
+        outputs,
+        time: None,
+    })
 }

@@ -50,8 +50,10 @@ pub(crate) fn parts(options: &Options) -> Vec<Part> {
     if options.small {
         return parts;
     }
-    for sizes in Sizes::real() {
-        ask(&sizes, Dtype::Bf16, true);
+    for timed in [false, true] {
+        for sizes in options.real_sizes() {
+            ask(&sizes, Dtype::Bf16, timed);
+        }
     }
     parts
 }

@@ -52,13 +52,6 @@ fn heading(trial: &Trial) -> String {
 }
 
 impl Line {
-    fn is_right(&self) -> bool {
-        match &self.outcome {
-            Outcome::Ran { outputs, .. } => outputs.iter().all(|output| output.passes),
-            Outcome::Failed(_) => false,
-        }
-    }
-
     fn time(&self) -> Option<Time> {
         match &self.outcome {
             Outcome::Ran { time, .. } => *time,
@@ -103,6 +96,14 @@ impl Line {
 }
 
 impl Report {
+    /// Adds a case, or its time to what is known of it.
+    pub(crate) fn add(&mut self, line: Line) {
+        match self.lines.iter_mut().find(|known| known.is_of(&line)) {
+            Some(known) => known.take_time(line.outcome),
+            None => self.lines.push(line),
+        }
+    }
+
     /// Cases and trials that were made.
     pub fn made(&self) -> usize {
         self.lines.len() + self.trials.len()

@@ -45,7 +45,10 @@ pub(super) fn profile(bench: &Bench<'_>, trial: &mut Trial) {
     let models = if small { &REHEARSED[..] } else { &MODELS[..] };
     let seq_len = if small { "32" } else { "4096" };
     let mut wanted = vec![("sweep", None)];
-    wanted.extend(models.iter().map(|(preset, name)| (*name, Some(*preset))));
+    let covered = models
+        .iter()
+        .filter(|(_, name)| small || bench.options.covers(name));
+    wanted.extend(covered.map(|(preset, name)| (*name, Some(*preset))));
     if small {
         // Shapes of the sweep are not small.
         wanted.remove(0);
@@ -146,6 +149,9 @@ pub(super) fn models(bench: &Bench<'_>, trial: &mut Trial) -> Result<(), Error> 
     ]);
     let mut found = Vec::new();
     for (preset, name) in models {
+        if !bench.options.small && !bench.options.covers(name) {
+            continue;
+        }
         let cut = cut(bench, preset, name)?;
         let run = match cut.run(bench) {
             Ok(run) => run,
