@@ -395,12 +395,13 @@ DEV void load(const TensorMap* q, const TensorMap* k, const TensorMap* v, const 
   }
 }
 
-// Adds a step's dq to the sums when all blocks of earlier keys have; the first of them overwrites. Blocks hand over by
+// Adds the dq of every step of `stage` to the sums when all blocks of earlier keys have; the first of them overwrites. What
+// is waited for is that a copy is through device memory, so each stage has a thread of its own. Blocks hand over by
 // plain accesses, and what they hand over was written by bulk copies: a fence between the two on either side.
-DEV void add(const TensorMap* sums, u32* turns, Tiles* tiles, Place place, int heads, int group) {
+DEV void add(const TensorMap* sums, u32* turns, Tiles* tiles, Place place, int heads, int group, int stage) {
   Barriers* bars = &tiles->bars;
-  for (int step = 0; step < place.steps; step++) {
-    int stage = step % DQ_STAGES, pair = place.seq * heads + head_of(place, step, group);
+  for (int step = stage; step < place.steps; step += DQ_STAGES) {
+    int pair = place.seq * heads + head_of(place, step, group);
     int tile = pair * place.query_blocks + query_block_of(place, step, group);
     mbar_wait(&bars->sum_full[stage], step / DQ_STAGES % 2);
     while (load_acquire(turns + tile) != (u32)place.block) {
@@ -411,11 +412,12 @@ DEV void add(const TensorMap* sums, u32* turns, Tiles* tiles, Place place, int h
     else
       tma_reduce_add_2d(sums, tiles->sum[stage], 0, tile * (DK / 2));
     bulk_commit();
+    bulk_wait_read<0>();
+    mbar_arrive(&bars->sum_empty[stage]);
     bulk_wait<0>();
     fence_async_global();
     thread_fence();
     store_release(turns + tile, place.block + 1);
-    mbar_arrive(&bars->sum_empty[stage]);
   }
 }
 
@@ -560,7 +562,7 @@ DEV void compute(int me, Tiles* tiles, Place place, bf16* d_k, bf16* d_v, int se
   store_product<DV>(d_v + token * v_stride + (u64)place.kv_head * v_width, v_stride, first, seq_len, v_width, sum_v, ones);
 }
 
-// One warp loads, one adds to dq, two warpgroups compute. `turns` behind its first entry, the tickets, counts for each tile
+// One warp loads, one or two add to dq, two warpgroups compute. `turns` behind its first entry, the tickets, counts for each tile
 // of dq the blocks of keys that have added to it.
 KERNEL(384, 1)
 attention_backward(GRID_CONST TensorMap q, GRID_CONST TensorMap k, GRID_CONST TensorMap v, GRID_CONST TensorMap d_o,
@@ -590,7 +592,8 @@ attention_backward(GRID_CONST TensorMap q, GRID_CONST TensorMap k, GRID_CONST Te
   if (threadIdx.x < 128) {
     reg_dec<24>();
     if (threadIdx.x == 0) load(&q, &k, &v, &d_o, &stats, tiles, place, seqs, heads, group);
-    if (threadIdx.x == 32) add(&sums, turns + 1, tiles, place, heads, group);
+    for (int stage = 0; stage < DQ_STAGES; stage++)
+      if (threadIdx.x == 32 * (1 + stage)) add(&sums, turns + 1, tiles, place, heads, group, stage);
   } else {
     reg_inc<240>();
     compute(threadIdx.x / 128 - 1, tiles, place, d_k, d_v, seq_len, kv_heads, group, qk_width, v_width, scale);

@@ -197,6 +197,7 @@ fn multiply(
             sizes: [m, n, k],
             beta,
             offsets: None,
+            groups: 1,
         }
         .run(gpu),
     }

@@ -299,6 +299,7 @@ mod cuda {
             sizes: [x.num_rows(), y.width(), x.width()],
             beta: 0.0,
             offsets: Some(offsets),
+            groups: offsets.len() - 1,
         }
         .run(gpu);
     }
@@ -313,6 +314,7 @@ mod cuda {
             sizes: [a.width(), b.width(), a.num_rows()],
             beta: 1.0,
             offsets: Some(offsets),
+            groups: offsets.len() - 1,
         }
         .run(gpu);
     }

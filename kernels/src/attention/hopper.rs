@@ -11,8 +11,8 @@
 //! Backward is one pass of five products over blocks of 128 keys (see [`super::cuda`] for why), two
 //! warpgroups of 64 keys each, 64 queries a step. Scores are computed transposed, keys for rows, so
 //! that probabilities and their gradients are first operands of dv and dk straight from registers.
-//! Each warpgroup has half of the columns of dq; a warp of its own adds them to the sums of the tile
-//! when the turn has come, while the next step is computed. A small kernel before it pads lse and
+//! Each warpgroup has half of the columns of dq; a warp of its own for each buffer adds them to the sums of the
+//! tile when the turn has come, while the next steps are computed. A small kernel before it pads lse and
 //! delta to whole steps, one after it turns the sums into bf16.
 //!
 //! What limits them, counted, not measured, in cycles of one multiprocessor for a step. A cycle has 4096

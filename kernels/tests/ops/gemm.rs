@@ -89,6 +89,28 @@ fn oracle_linear_layer() {
     });
 }
 
+/// A router's gradient: few elements, each the sum over many tokens, which a GPU sums in parts.
+#[test]
+fn oracle_a_long_sum_of_few_elements() {
+    oracle_everywhere(2, |device, rng| {
+        let (experts, hidden, tokens) = (10, 24, [512, 513, 1024][rng.size(0..=2)]);
+        let (dy, x) = (rng.values(tokens * experts), rng.values(tokens * hidden));
+        let before = rng.values(experts * hidden);
+        let (dyw, xw) = (wide(&dy), wide(&x));
+        let sum = product(
+            |i, l| dyw[l * experts + i],
+            |l, j| xw[l * hidden + j],
+            [experts, hidden, tokens],
+        );
+        let want = sum.iter().zip(wide(&before)).map(|(s, b)| s + b).collect();
+        let dy = statistic(device, &dy, &[tokens, experts]);
+        let x = tensor(device, &x, &[tokens, hidden]);
+        let dw = statistic(device, &before, &[experts, hidden]);
+        wgrad(&dy, &x, &dw);
+        vec![Check("wgrad", dw, want)]
+    });
+}
+
 #[test]
 fn law_nothing_contracted_is_zero() {
     on_every_device(1, |device| {
