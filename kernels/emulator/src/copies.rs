@@ -255,6 +255,10 @@ impl Machine<'_> {
         for (to, &from) in at.iter_mut().zip(coordinates) {
             *to = i64::from(from);
         }
+        if !map.begins_at_a_piece(&at) {
+            let what = format!("a box from element {} of a row on, not at 16 bytes", at[0]);
+            return Err(self.fault(Kind::Misaligned, site, what));
+        }
         let reads = self.copies.agent();
         let writes = if direction == Direction::Load {
             reads
@@ -322,16 +326,15 @@ impl Machine<'_> {
                 if outcome.is_err() {
                     return;
                 }
-                let inside = (global + valid.start as u64, valid.len());
                 let on_chip = base + u64::from(shared);
                 outcome = if copy.direction == Direction::Load {
-                    self.load_piece(&reading, shared, on_chip, inside, valid.start)
-                } else if valid.is_empty() {
+                    self.load_piece(&reading, shared, on_chip, (global, valid))
+                } else if valid == 0 {
                     Ok(())
                 } else {
-                    let from = on_chip + valid.start as u64;
+                    // Where a row ends inside of a piece, hardware writes the whole of it.
                     let add = (copy.direction == Direction::ReduceAdd).then_some(copy.map.dtype);
-                    self.store_piece([&reading, &writing], from, inside, add)
+                    self.store_piece([&reading, &writing], on_chip, (global, 16), add)
                 };
             });
         outcome?;
@@ -366,13 +369,12 @@ impl Machine<'_> {
         shared: u32,
         on_chip: u64,
         (global, bytes): (u64, usize),
-        skip: usize,
     ) -> Result<(), Fault> {
         let mut chunk = [0; 16];
         if bytes > 0 {
             self.access_async(operation, global, bytes, Access::Read)?;
             // SAFETY: the range was found to lie in a live allocation just now.
-            unsafe { (global as *const u8).copy_to(chunk[skip..].as_mut_ptr(), bytes) };
+            unsafe { (global as *const u8).copy_to(chunk.as_mut_ptr(), bytes) };
         }
         self.access_async(operation, on_chip, 16, Access::Write)?;
         self.shared.set_chunk(shared, chunk);

@@ -124,13 +124,20 @@ impl Map {
         self.tile.iter().product::<u32>() * self.strides[0] as u32
     }
 
+    /// Whether a box at these coordinates begins at a multiple of 16 bytes of a row. Hardware takes no other
+    /// (an H100 ends the kernel with an illegal instruction).
+    pub(crate) fn begins_at_a_piece(&self, at: &[i64; 5]) -> bool {
+        (at[0] * self.strides[0] as i64) % 16 == 0
+    }
+
     /// Calls `piece` for every 16 bytes of a box: their address in shared memory, their address in
-    /// the tensor, and how many of them are inside it (the others are behind).
+    /// the tensor, and how many of them are inside it (the others are behind). Boxes begin at whole
+    /// pieces of a row ([`Self::begins_at_a_piece`]).
     pub(crate) fn pieces(
         &self,
         shared: u32,
         at: &[i64; 5],
-        mut piece: impl FnMut(u32, u64, std::ops::Range<usize>),
+        mut piece: impl FnMut(u32, u64, usize),
     ) {
         let size = self.strides[0];
         let inner = self.tile[0] * size as u32;
@@ -148,10 +155,9 @@ impl Map {
             for start in (0..inner).step_by(16) {
                 let first = at[0] * size as i64 + i64::from(start);
                 let end = (self.dims[0] * size) as i64;
-                let valid = if inside {
-                    (-first).clamp(0, 16) as usize..(end - first).clamp(0, 16) as usize
-                } else {
-                    0..0
+                let valid = match inside && first >= 0 {
+                    true => (end - first).clamp(0, 16) as usize,
+                    false => 0,
                 };
                 let on_chip = swizzle(shared + row * inner + start, self.row_bytes);
                 piece(on_chip, (address + i64::from(start)) as u64, valid);

@@ -210,10 +210,11 @@ fn blocks_of_a_launch() {
 #[test]
 fn bulk_stores() {
     let rounds = 3;
-    let planted: [(usize, &[Kind]); 3] = [
+    let planted: [(usize, &[Kind]); 4] = [
         (1, &[Kind::Unfenced]),
         (2, &[Kind::InFlight]),
         (3, &[Kind::Race]),
+        (4, &[Kind::Misaligned]),
     ];
     check(&planted, |emulator, number| {
         // The last round ends ten rows past the tensor.

@@ -11,7 +11,11 @@ KERNEL(128, 1) store(GRID_CONST TensorMap map, i32 rounds) {
 #endif
     __syncthreads();
     if (threadIdx.x == 0) {
+#if FAULT == 4
+      tma_store_2d(&map, tile, 4, round * 32);
+#else
       tma_store_2d(&map, tile, 0, round * 32);
+#endif
       bulk_commit();
 #if FAULT == 2
       if (round + 1 < rounds) bulk_wait_read<0>();
