@@ -95,9 +95,13 @@ impl Call {
 /// rotated.
 pub fn call(source: &mut dyn Source, op: &Op, load: Load) -> Call {
     match *op {
-        Op::Gemm { m, n, k, pass, .. } => {
-            products::product(source, [m, n, k].map(|size| size as usize), pass)
-        }
+        Op::Gemm {
+            m,
+            n,
+            k,
+            pass,
+            dtype,
+        } => products::product(source, [m, n, k].map(|size| size as usize), pass, dtype),
         Op::GroupedGemm {
             groups,
             rows,

@@ -1,7 +1,7 @@
 //! Matrix products and the three products of a linear layer.
 //!
 //! `C[m,n] = op(A) op(B) + beta * C`, all row-major. A device of bf16 takes operands and C in bf16 or
-//! f32, any of them, and sums in f32; where an operand is f32 it multiplies in f32. Tensors of more
+//! f32, any of them, and sums in f32; an operand of f32 keeps 16 bits of its 24 at least. Tensors of more
 //! than two dims count as the matrix of their rows ([`Tensor::num_rows`] x [`Tensor::width`]), of which
 //! an operand or C may be some columns alone ([`View`]): the queries of a fused projection, say. Linear
 //! weights are `[out, in]` as in Hugging Face checkpoints, so forward is `y = x W^T`, dgrad
@@ -197,7 +197,6 @@ fn multiply(
             sizes: [m, n, k],
             beta,
             offsets: None,
-            groups: 1,
         }
         .run(gpu),
     }

@@ -1,6 +1,6 @@
 // Matrix products in exact f32 on any GPU, dense and grouped; see gemm.rs and grouped_gemm.rs for what
-// is computed, prelude/tiles.cuh for how groups are cut into tiles. For f32 precision, and for small
-// products of f32 with bf16 (the router's), which keep all their bits here.
+// is computed, prelude/tiles.cuh for how groups are cut into tiles. For f32 precision, and for products of f32 with
+// bf16 that gemm/cuda/halves.rs does not do.
 //
 //   C = op(A) op(B) + bias + beta C, a product per group, as in gemm.cu; the bias is of B's type.
 // -DTRANS_A, -DTRANS_B        as in gemm.cu

@@ -299,7 +299,6 @@ mod cuda {
             sizes: [x.num_rows(), y.width(), x.width()],
             beta: 0.0,
             offsets: Some(offsets),
-            groups: offsets.len() - 1,
         }
         .run(gpu);
     }
@@ -314,7 +313,6 @@ mod cuda {
             sizes: [a.width(), b.width(), a.num_rows()],
             beta: 1.0,
             offsets: Some(offsets),
-            groups: offsets.len() - 1,
         }
         .run(gpu);
     }

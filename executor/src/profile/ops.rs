@@ -7,7 +7,7 @@ use moefold_kernels::cases::{self, Load, Source};
 use moefold_kernels::{
     Device, Dtype, Tensor, TensorClass, attention, elementwise, latent_kv, permute, router,
 };
-use moefold_profiles::{Op, SweepKind};
+use moefold_profiles::{Op, Pass, SweepKind};
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -15,13 +15,13 @@ use rand_chacha::ChaCha8Rng;
 const SPREAD_BYTES: u64 = 32 << 20;
 /// ... but over no more places than this.
 const PLACES_MAX: u64 = 8;
-/// An op's operands may take this part of a device's memory: there are several places of them, and
-/// results.
-const MEMORY_SHARE: u64 = 16;
-/// Why an op cannot be measured on `device`.
-pub(super) fn refusal(device: &Device, op: &Op) -> Option<&'static str> {
+/// What an op moves may be this part of a device's memory. Of so much there is one place, and what is both
+/// read and written counts twice.
+const MEMORY_SHARE: u64 = 3;
+/// Why an op cannot be measured on `device`, by so many `ranks` at once.
+pub(super) fn refusal(device: &Device, ranks: u32, op: &Op) -> Option<&'static str> {
     let stored = device.dtype();
-    // What every device keeps in f32: statistics, gradients, masters, logits.
+    // What every device keeps in f32: statistics, gradients, masters, logits and, of a router, theirs.
     let wide = matches!(
         op,
         Op::Router { .. }
@@ -30,6 +30,10 @@ pub(super) fn refusal(device: &Device, op: &Op) -> Option<&'static str> {
             | Op::Add { .. }
             | Op::Sweep { .. }
             | Op::Adamw { .. }
+            | Op::Gemm {
+                pass: Pass::Dgrad | Pass::Wgrad,
+                ..
+            }
     );
     let of_integers = matches!(
         op,
@@ -47,7 +51,7 @@ pub(super) fn refusal(device: &Device, op: &Op) -> Option<&'static str> {
         });
     }
     if let Some(properties) = device.properties()
-        && op.bytes().0 > properties.memory.0 / MEMORY_SHARE
+        && op.bytes().0 > properties.memory.0 / (MEMORY_SHARE * u64::from(ranks))
     {
         return Some("its operands take too much of the device's memory");
     }
@@ -102,7 +106,10 @@ pub(super) fn places(device: &Device, op: &Op, skewed: bool, places: Range<u64>)
     let load = if skewed { Load::Skewed } else { Load::Even };
     places
         .map(|seed| -> Run {
-            let dtype = op.dtype();
+            let dtype = match op {
+                Op::Gemm { .. } => device.dtype(),
+                _ => op.dtype(),
+            };
             let mut place = Place {
                 device,
                 dtype,

@@ -155,9 +155,10 @@ impl Map {
             for start in (0..inner).step_by(16) {
                 let first = at[0] * size as i64 + i64::from(start);
                 let end = (self.dims[0] * size) as i64;
-                let valid = match inside && first >= 0 {
-                    true => (end - first).clamp(0, 16) as usize,
-                    false => 0,
+                let valid = if inside && first >= 0 {
+                    (end - first).clamp(0, 16) as usize
+                } else {
+                    0
                 };
                 let on_chip = swizzle(shared + row * inner + start, self.row_bytes);
                 piece(on_chip, (address + i64::from(start)) as u64, valid);

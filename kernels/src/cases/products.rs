@@ -1,6 +1,6 @@
 //! Dense products.
 
-use moefold_profiles::Pass;
+use moefold_profiles::{Dtype, Pass};
 
 use super::{Call, Source};
 use crate::gemm::{self, Trans};
@@ -16,9 +16,18 @@ pub(crate) fn factors(source: &mut dyn Source, [m, n, k]: [usize; 3], pass: Pass
     }
 }
 
-/// The product into a tensor that is there; of wgrad the f32 gradient, which is added to.
-pub(super) fn product(source: &mut dyn Source, [m, n, k]: [usize; 3], pass: Pass) -> Call {
-    let [a, b] = factors(source, [m, n, k], pass);
+/// The product into a tensor that is there; of wgrad the f32 gradient, which is added to. One of f32 on a
+/// device of bf16 is a router's, the gradients of whose logits alone are f32.
+pub(super) fn product(
+    source: &mut dyn Source,
+    [m, n, k]: [usize; 3],
+    pass: Pass,
+    dtype: Dtype,
+) -> Call {
+    let [mut a, b] = factors(source, [m, n, k], pass);
+    if a.dtype() != dtype {
+        a = source.statistic(a.dims(), 1.0);
+    }
     let c = match pass {
         Pass::Wgrad => source.statistic(&[m, n], 1.0),
         _ => source.tensor(&[m, n], 1.0),

@@ -1,8 +1,8 @@
 //! Matrix products on CUDA devices: which kernel, which tile, how many blocks.
 //!
 //! One [`Product`] describes them all: dense ones, and one product per group of rows. A product of
-//! bf16 runs on Hopper's own kernel where it can ([`hopper`]), on `mma.sync` elsewhere; one with an
-//! f32 operand runs in exact f32. The tile depends on the shape, bits do not depend on the tile: an
+//! bf16 runs on Hopper's own kernel where it can ([`hopper`]), on `mma.sync` elsewhere; gradients of f32 with
+//! bf16 run there in two halves ([`halves`]), and other products with an f32 operand in exact f32. The tile depends on the shape, bits do not depend on the tile: an
 //! element is one sum in steps of 16 (of 1 in f32) along k, whatever is computed beside it.
 //!
 //! Floor: 2 m n k operations at the rate of the tensor cores (of the f32 units), or each operand and
@@ -12,23 +12,20 @@
 //!
 //! A product of fewer tiles than multiprocessors leaves the others idle: the gradient of a weight of 512
 //! by 2048 is 64 tiles of 128 by 128, half of an H100, however many tokens are summed over. The library
-//! cuts that sum in parts. Parts cost 8 bytes of memory traffic each and element of C, and have to follow
-//! from the shape alone, for bits not to depend on the device. In f32, where a tile takes longest, that is
-//! done ([`Product::parts`]): a router's gradient of 128 by 2048 over 4096 tokens is 16 tiles, 719 us on an
-//! H100 in one part.
+//! cuts that sum in parts. Here parts would have to follow from the shape alone, for bits not to depend
+//! on the device, and cost 8 bytes of memory traffic per part and element of C; it is not done.
 
 use moefold_profiles::Dtype;
 
 use super::{Trans, View};
-use crate::TensorClass;
 use crate::buffer::disjoint;
 use crate::cuda::Cuda;
 use crate::cuda::platform::Address;
 use crate::cuda::program::{Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source};
-use crate::reduce;
 use crate::tensor::Tensor;
 
 pub(crate) mod bias;
+mod halves;
 mod hopper;
 mod library;
 
@@ -50,11 +47,8 @@ pub(crate) struct Product<'a> {
     /// m, n and k; of the grouped one, all rows.
     pub(crate) sizes: [usize; 3],
     pub(crate) beta: f32,
-    /// Where each group starts and the last one ends, i32; without, every group has the rows that `sizes`
-    /// says.
+    /// Where each group starts and the last one ends, i32; without, there is one group.
     pub(crate) offsets: Option<&'a Tensor>,
-    /// How many groups there are.
-    pub(crate) groups: usize,
 }
 
 impl View<'_> {
@@ -101,6 +95,8 @@ impl Product<'_> {
             hopper::launch(gpu, self, Tile::best(&hopper::TILES, self, processors));
         } else if [self.a.0, self.b.0].map(|view| view.dtype()) == [Dtype::Bf16; 2] {
             self.on_tensor_cores(gpu, Tile::best(&TILES, self, 2 * processors));
+        } else if self.is_of_halves() {
+            self.in_halves(gpu);
         } else {
             self.in_f32(gpu);
         }
@@ -119,10 +115,6 @@ impl Product<'_> {
     }
 
     fn in_f32(&self, gpu: &Cuda) {
-        let parts = self.parts();
-        if parts > 1 {
-            return self.in_parts(parts, gpu);
-        }
         let types = self.views().map(|view| view.dtype());
         let program = f32_units(self.a.1, self.b.1, types);
         let grid = self.grid(gpu, TILES[0], 1, 256, F32_SHARED + self.table_bytes());
@@ -134,58 +126,25 @@ impl Product<'_> {
         let [a, b, c] = self.views().map(|view| Arg::Address(view.address()));
         let [pitch_a, pitch_b, pitch_c] = self.views().map(|view| Arg::size(view.pitch()));
         let (bias, beta) = (Arg::optional(self.bias), Arg::F32(self.beta));
-        let (offsets, groups) = (Arg::optional(self.offsets), Arg::size(self.groups));
+        let (offsets, groups) = (Arg::optional(self.offsets), Arg::size(self.groups()));
         [
             a, b, c, bias, offsets, groups, m, n, k, pitch_a, pitch_b, pitch_c, beta,
         ]
     }
 
-    /// In how many equal parts the sum over k of a weight's gradient is cut: as many as leave the tiles at
-    /// fewer than any GPU here has multiprocessors, and each part long enough to be worth its traffic.
-    fn parts(&self) -> usize {
-        let [_, _, k] = self.sizes;
-        let gradient = self.a.1 == Trans::Yes && self.beta == 1.0 && self.bias.is_none();
-        let whole = self.c.width == self.c.pitch() && self.c.dtype() == Dtype::F32;
-        if !gradient || !whole || self.offsets.is_some() || self.groups > 1 {
-            return 1;
-        }
-        let tiles = self.tiles(TILES[0]);
-        let halvings = (0..).take_while(|halvings| {
-            let parts = 1 << halvings;
-            tiles * parts <= 128 && k.is_multiple_of(parts) && k / parts >= PART
-        });
-        1 << halvings.last().unwrap_or(0)
-    }
-
-    /// Every part into an f32 C of its own, then all of them onto C in their order.
-    fn in_parts(&self, parts: usize, gpu: &Cuda) {
-        let ([m, n, k], c) = (self.sizes, self.c.tensor);
-        let class = TensorClass::Transient;
-        let sums = c.device().empty(class, Dtype::F32, &[parts, m, n]);
-        Product {
-            c: View::from(&sums),
-            sizes: [m, n, k / parts],
-            beta: 0.0,
-            groups: parts,
-            ..*self
-        }
-        .in_f32(gpu);
-        let sums: Vec<Tensor> = (0..parts)
-            .map(|part| sums.view(part * m * n, c.dims()))
-            .collect();
-        let all: Vec<&Tensor> = std::iter::once(c).chain(&sums).collect();
-        reduce::sum_ordered(&all, c);
+    fn groups(&self) -> usize {
+        self.offsets.map_or(1, |offsets| offsets.len() - 1)
     }
 
     /// Bytes of the table of row tiles before each group.
     fn table_bytes(&self) -> usize {
-        4 * (self.groups + 1)
+        4 * (self.groups() + 1)
     }
 
     /// Tiles of C, at most: only the device knows the groups.
     fn tiles(&self, tile: Tile) -> usize {
         let [m, n, k] = self.sizes;
-        let rows = match (self.a.1, self.groups) {
+        let rows = match (self.a.1, self.groups()) {
             (_, 1) => m.div_ceil(tile.m),
             // Every group that has rows ends with a tile that may be ragged.
             (Trans::No, groups) => m / tile.m + groups.min(m),
@@ -249,9 +208,6 @@ fn f32_units(a: Trans, b: Trans, [type_a, type_b, type_c]: [Dtype; 3]) -> Progra
     ])
 }
 
-/// Along k of a part at least.
-const PART: usize = 256;
-
 /// Two sides of two operands, 16 along k in padded rows.
 const F32_SHARED: usize = 4 * 16 * (128 + 4) * 4;
 
@@ -290,13 +246,11 @@ pub(crate) fn is_unlike_models(program: &Program) -> bool {
     !in_f32 && !layer
 }
 
-/// What is computed in f32: layers of f32, and the router's gradients, which are of f32 and bf16.
-const IN_F32: [(Trans, Trans, [Dtype; 3]); 5] = [
+/// What is computed in f32: layers of f32.
+const IN_F32: [(Trans, Trans, [Dtype; 3]); 3] = [
     (Trans::No, Trans::Yes, [Dtype::F32; 3]),
     (Trans::No, Trans::No, [Dtype::F32; 3]),
     (Trans::Yes, Trans::No, [Dtype::F32; 3]),
-    (Trans::No, Trans::No, [Dtype::F32, Dtype::Bf16, Dtype::Bf16]),
-    (Trans::Yes, Trans::No, [Dtype::F32, Dtype::Bf16, Dtype::F32]),
 ];
 
 /// Experts of the largest table of row tiles that is counted on.
@@ -315,7 +269,7 @@ pub(crate) fn programs() -> Vec<Listed> {
             shows,
         }],
     };
-    let mut listed = [bias::programs(), library::programs()].concat();
+    let mut listed = [bias::programs(), halves::programs(), library::programs()].concat();
     for (a, b, c, adds) in LAYER {
         for tile in TILES {
             let shared = tensor_cores_shared(tile);

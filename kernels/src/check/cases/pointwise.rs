@@ -180,7 +180,10 @@ fn sums(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             bytes(dtype, t * h),
             case("elementwise::sum", add(t * h, dtype), move |inputs| {
                 let x = inputs.tensor(&[t, h], 1.0);
-                Box::new(move || vec![Written::host("sum", vec![elementwise::sum(&x)])])
+                Box::new(move || {
+                    let sum = elementwise::sum(&x);
+                    vec![Written::host("sum", move || vec![sum])]
+                })
             }),
         ),
         moving(
@@ -195,7 +198,8 @@ fn sums(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
                     sums.add_sum(0, 2.0, &x);
                     sums.add_squares(1, 0.5, &x);
                     sums.add_products(2, -1.0, &x, &y);
-                    vec![Written::host("sums", sums.read())]
+                    let sums = sums.read();
+                    vec![Written::host("sums", move || sums.clone())]
                 })
             }),
         ),
@@ -205,10 +209,8 @@ fn sums(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             move |inputs| {
                 let g = inputs.statistic(&[len], 1.0);
                 Box::new(move || {
-                    vec![Written::host(
-                        "sum of squares",
-                        vec![grad_norm::sum_squares(&g)],
-                    )]
+                    let sum = grad_norm::sum_squares(&g);
+                    vec![Written::host("sum of squares", move || vec![sum])]
                 })
             },
         ),
@@ -254,9 +256,13 @@ fn steps(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             adamw::put_masters(Some(&model), Some(&rest), &inputs.values(len, 1.0));
             Box::new(move || {
                 adamw::step_into(&rest, &g, &m, &v, Some(&model), &RULE, 0.5);
-                let masters = adamw::masters_of(&model, &rest);
+                let (upper, lower) = (model.clone(), rest.clone());
+                let masters = move || {
+                    let masters = adamw::masters_of(&upper, &lower);
+                    masters.into_iter().map(f64::from).collect()
+                };
                 vec![
-                    Written::host("weights", masters.into_iter().map(f64::from).collect()),
+                    Written::host("weights", masters),
                     Written::new("model", &model),
                     Written::new("m", &m),
                     Written::new("v", &v),

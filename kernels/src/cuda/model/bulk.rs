@@ -168,7 +168,7 @@ impl Tile {
         launch(device, &hopper_program(), "model_load", 128, shared, &args);
         let mut want = vec![0; self.elements()];
         self.each(self.dims[0], |shared, place| {
-            want[shared] = place.map_or(0, |place| memory[place])
+            want[shared] = place.map_or(0, |place| memory[place]);
         });
         Words {
             got: download(&[&out]),

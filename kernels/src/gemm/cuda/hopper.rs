@@ -44,7 +44,7 @@ pub(super) fn launch(gpu: &Cuda, product: &Product, tile: Tile) {
     let program = program(ta, tb, product.c.dtype(), product.beta != 0.0, tile);
     let grid = product.grid(gpu, tile, 1, THREADS, SHARED + product.table_bytes());
     let [m, n, k] = product.sizes;
-    let groups = product.groups;
+    let groups = product.groups();
     // Of B where the rows of A are grouped, of C where the sum is.
     let (slices_b, slices_c) = match ta {
         Trans::No => (groups, 1),

@@ -67,7 +67,7 @@ impl Product<'_> {
             return false;
         }
         let tables = self.tables(gpu, offsets);
-        let (sums, groups) = (self.a.1 == Trans::Yes, self.groups);
+        let (sums, groups) = (self.a.1 == Trans::Yes, self.groups());
         // Of what is grouped the host knows the whole alone; its average is not asked about anew for
         // every number of rows.
         let mut average = self.sizes;
@@ -92,7 +92,7 @@ impl Product<'_> {
     /// What the library reads of every group: [`Field::COUNT`] tables of 64-bit numbers, made on the
     /// device from its offsets.
     pub(super) fn tables(&self, gpu: &Cuda, offsets: &Tensor) -> Tensor {
-        let groups = self.groups;
+        let groups = self.groups();
         let [m, n, k] = self.sizes;
         let (trans_a, trans_b) = (self.a.1, self.b.1);
         let rows_b = if trans_b == Trans::Yes { n } else { k };

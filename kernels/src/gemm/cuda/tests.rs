@@ -46,7 +46,6 @@ fn law_bits_do_not_depend_on_the_tile() {
                     sizes: [m, n, k],
                     beta: if ta == Trans::Yes { 1.0 } else { 0.0 },
                     offsets: Some(&offsets),
-                    groups: offsets.len() - 1,
                 };
                 launch(&product);
                 c.to_f32()
@@ -86,7 +85,6 @@ fn law_tiles_are_wide_where_there_is_work() {
             sizes: [m, n, 8],
             beta: 0.0,
             offsets: None,
-            groups: 1,
         };
         Tile::best(&hopper::TILES, &product, 132).n
     };
@@ -131,7 +129,6 @@ fn oracle_tables_of_groups() {
                 sizes: [m, n, k],
                 beta: 0.0,
                 offsets: Some(&offsets),
-                groups: offsets.len() - 1,
             };
             let tables = product.tables(gpu, &offsets).to_i32();
             let word = |at: usize| u64::from(tables[at] as u32);

@@ -7,8 +7,11 @@ use super::{Bench, Trial, minutes};
 
 /// Losses of f32 on two devices, or of two layouts, may differ by this much of themselves.
 pub(super) const F32_TOLERANCE: f64 = 1e-4;
-/// Over how many steps: later ones follow from what rounding made of the first.
-const F32_STEPS: usize = 20;
+/// Over how many steps losses are compared one by one: later ones follow from what rounding made of the
+/// first. On an H100 in f32 they are 1.7 % off a CPU's after 200 steps, 5e-8 in the first 20.
+const ALIKE: usize = 20;
+/// What the mean loss of the last tenth of a run may differ by of itself, in any precision.
+const LAST_TOLERANCE: f64 = 2e-2;
 /// Losses in bf16 may differ from those in f32 by this much of themselves.
 pub(super) const BF16_TOLERANCE: f64 = 1e-2;
 
@@ -111,6 +114,13 @@ pub(super) fn deviation(found: &[f64], expected: &[f64], steps: usize) -> f64 {
         })
 }
 
+/// The relative difference of mean losses over the last tenth.
+fn end_deviation(found: &[f64], expected: &[f64]) -> f64 {
+    let last = expected.len().div_ceil(10);
+    let sum = |losses: &[f64]| losses.iter().rev().take(last).sum::<f64>();
+    (sum(found) / sum(expected) - 1.0).abs()
+}
+
 /// A difference for a table.
 pub(super) fn figure(value: f64) -> String {
     match value {
@@ -119,7 +129,7 @@ pub(super) fn figure(value: f64) -> String {
     }
 }
 
-/// The same steps on the CPU in f32, on the GPU in f32 and in bf16.
+/// The same steps on the CPU in f32, on the GPU in f32 and in bf16: alike at first, and as good in the end.
 pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
     let steps = if bench.options.small { 6 } else { 200 };
     let run = |name, precision, device| Run {
@@ -139,7 +149,8 @@ pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
         ">first",
         ">last",
         ">worst of first 20",
-        ">worst",
+        ">limit",
+        ">mean of last tenth",
         ">limit",
     ]);
     let ends = |losses: &[f64]| {
@@ -147,12 +158,12 @@ pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
             .map(|loss| loss.map_or_else(String::new, |loss| format!("{loss:.4}")))
     };
     let [first, last] = ends(&reference);
-    let none = String::new;
-    table.row(["CPU, f32".to_owned(), first, last, none(), none(), none()]);
+    let cpu = ["CPU, f32".to_owned(), first, last];
+    table.row(cpu.into_iter().chain(std::iter::repeat_n(String::new(), 4)));
     let mut curves = vec![("cpu-fp32", reference.clone())];
-    for (name, precision, limit, over) in [
-        ("gpu-fp32", "fp32", F32_TOLERANCE, F32_STEPS),
-        ("gpu-bf16", "bf16", BF16_TOLERANCE, steps),
+    for (name, precision, limit) in [
+        ("gpu-fp32", "fp32", F32_TOLERANCE),
+        ("gpu-bf16", "bf16", BF16_TOLERANCE),
     ] {
         if bench.options.rehearse && precision == "bf16" {
             trial.notes.push("a rehearsal has no bf16".to_owned());
@@ -165,15 +176,18 @@ pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
                 continue;
             }
         };
-        trial.judge(deviation(&losses, &reference, over) <= limit);
+        let alike = deviation(&losses, &reference, ALIKE);
+        let at_end = end_deviation(&losses, &reference);
+        trial.judge(alike <= limit && at_end <= LAST_TOLERANCE);
         let [first, last] = ends(&losses);
         table.row([
             format!("GPU, {precision}"),
             first,
             last,
-            figure(deviation(&losses, &reference, F32_STEPS)),
-            figure(deviation(&losses, &reference, steps)),
-            format!("{limit:.0e} over {over} steps"),
+            figure(alike),
+            figure(limit),
+            figure(at_end),
+            figure(LAST_TOLERANCE),
         ]);
         curves.push((name, losses));
     }
@@ -269,5 +283,11 @@ mod tests {
         assert!(close(deviation(&[2.0, 1.1], &[2.0, 1.0], 1), 0.0));
         assert!(deviation(&[f64::NAN, 1.0], &[2.0, 1.0], 2).is_nan());
         assert_eq!(deviation(&[2.0], &[2.0, 1.0], 1), f64::INFINITY);
+
+        let mut losses = [1.0; 20];
+        losses[18] = 1.5;
+        assert!(close(end_deviation(&losses, &[1.0; 20]), 0.25));
+        losses[0] = 9.0;
+        assert!(close(end_deviation(&losses, &[1.0; 20]), 0.25));
     }
 }
