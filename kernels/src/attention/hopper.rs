@@ -61,6 +61,7 @@ use crate::cuda::Cuda;
 use crate::cuda::program::{
     Arg, Define, Entry, Grid, Listed, Needs, Program, Source, Swizzle, TensorMap, source,
 };
+use crate::reduce::{self, cuda::NEAR};
 use crate::tensor::Tensor;
 
 const SOURCE: Source = source!("attention_sm90", "../attention_sm90.cu");
@@ -225,7 +226,7 @@ impl Backward {
     }
 
     /// Parts that the columns of dq are cut in.
-    fn parts(self) -> u32 {
+    fn dq_parts(self) -> u32 {
         if self.dk == 192 { 3 } else { 2 }
     }
 
@@ -288,11 +289,19 @@ pub(super) fn backward(
     let tile_rows = Backward::QUERIES * tiling.dk / 128;
     let sums = scratch(&[tiles * tile_rows, 128]);
     let turns = device.zeros(TensorClass::Transient, Dtype::I32, &[1 + tiles]);
-    let group = s.heads / s.kv_heads;
-    // Key/value heads whose queries, with what goes with them, take half of the second-level cache; or where those
-    // are few, of three waves of blocks: within a section the longest work comes first.
-    let head_bytes = (s.seq_len * group * (2 * s.dk + 2 * s.dv + 4 * tiling.dk)) as u64;
-    let section = (gpu.properties().l2.0 / 2 / head_bytes).max(1) as usize;
+    let (group, parts) = (s.heads / s.kv_heads, group_parts(s));
+    let share = group / parts;
+    // Of each part of the heads, where there are several, the sums of its own.
+    let part_sums = (parts > 1).then(|| {
+        [dk, dv].map(|d| {
+            let [tokens, heads, width] = [0, 1, 2].map(|dim| d.dims()[dim]);
+            scratch(&[parts, tokens, heads, width])
+        })
+    });
+    let [to_k, to_v] = match &part_sums {
+        Some([of_k, of_v]) => [of_k, of_v],
+        None => [dk, dv],
+    };
     let mut args = vec![
         map(op, gpu, q, s, Backward::QUERIES),
         map(op, gpu, k, s, Backward::KEYS),
@@ -301,13 +310,17 @@ pub(super) fn backward(
         rows_map(op, gpu, &stats, [1, Backward::QUERIES]),
         rows_map(op, gpu, &sums, [tile_rows, 128]),
     ];
-    args.extend([&turns, dk, dv].map(Arg::from));
-    let key_blocks = s.seq_len.div_ceil(Backward::KEYS);
-    let waves = (3 * gpu.multiprocessors() as usize).div_ceil(key_blocks);
-    let section = section.max(waves).min(s.kv_heads * s.seqs);
-    args.extend([s.seqs, s.seq_len, s.heads, group, s.dk, s.dv, section].map(Arg::size));
+    args.extend([&turns, to_k, to_v].map(Arg::from));
+    let shares = pairs / share;
+    let section = section(gpu, s, tiling, share);
+    args.extend(
+        [
+            s.seqs, s.seq_len, s.heads, group, share, s.dk, s.dv, section,
+        ]
+        .map(Arg::size),
+    );
     args.push(Arg::F32(scale));
-    let blocks = key_blocks * s.kv_heads * s.seqs;
+    let blocks = s.seq_len.div_ceil(Backward::KEYS) * shares;
     gpu.launch(
         op,
         &program,
@@ -319,9 +332,42 @@ pub(super) fn backward(
     let mut args: Vec<Arg> = [&sums, dq].map(Arg::from).to_vec();
     args.extend([s.seq_len, s.heads, s.dk].map(Arg::size));
     args.push(Arg::F32(scale));
-    let grid = Grid::linear(tiles, 128 * tiling.parts(), 0);
+    let grid = Grid::linear(tiles, 128 * tiling.dq_parts(), 0);
     gpu.launch(op, &program, "attention_dq", grid, &args);
+
+    for (of_parts, sum) in part_sums.iter().flatten().zip([dk, dv]) {
+        let of_parts: Vec<Tensor> = (0..parts)
+            .map(|part| of_parts.view(part * sum.len(), sum.dims()))
+            .collect();
+        reduce::sum_ordered(&of_parts.iter().collect::<Vec<_>>(), sum);
+    }
     true
+}
+
+/// Blocks that even out where the longest of them has twice the work of the mean, as in causal attention: at
+/// least two for each multiprocessor of the largest GPU of the kind. A number of its own, as bits depend on it.
+const BLOCKS: usize = 256;
+
+/// In how many equal parts the heads of a group are cut for backward, each with blocks of its own: as few as give
+/// [`BLOCKS`], or as many as there can be. A sum takes no more of them at once than [`NEAR`].
+fn group_parts(s: Sizes) -> usize {
+    let group = s.heads / s.kv_heads;
+    let blocks = s.seq_len.div_ceil(Backward::KEYS) * s.kv_heads * s.seqs;
+    let mut all = (1..=group.min(NEAR)).filter(|&parts| group.is_multiple_of(parts));
+    let enough = all.clone().find(|parts| blocks * parts >= BLOCKS);
+    enough.or(all.next_back()).unwrap_or(1)
+}
+
+/// How many parts of groups, of `share` heads each, go through the second-level cache together: as many as take half of it
+/// with their queries and what goes with those; or where those are few, of three waves of blocks, for within a
+/// section the longest work comes first. Sections are of like size, so that the last one evens out too.
+fn section(gpu: &Cuda, s: Sizes, tiling: Backward, share: usize) -> usize {
+    let shares = s.heads / share * s.seqs;
+    let bytes = (s.seq_len * share * (2 * s.dk + 2 * s.dv + 4 * tiling.dk)) as u64;
+    let cached = (gpu.properties().l2.0 / 2 / bytes) as usize;
+    let key_blocks = s.seq_len.div_ceil(Backward::KEYS);
+    let waves = (3 * gpu.multiprocessors() as usize).div_ceil(key_blocks);
+    shares.div_ceil(shares.div_ceil(cached.max(waves)))
 }
 
 /// Tiles of a matrix of f32, as it lies.
