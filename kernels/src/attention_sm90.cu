@@ -394,9 +394,10 @@ DEV void load(const TensorMap* q, const TensorMap* k, const TensorMap* v, const 
     tma_load_4d(tiles->k + panel * KEYS * 128, k, &bars->kv_full, panel * 64, kv_head, place.block * KEYS, place.seq);
   UNROLL for (int panel = 0; panel < PANELS_V; panel++)
     tma_load_4d(tiles->v + panel * KEYS * 128, v, &bars->kv_full, panel * 64, kv_head, place.block * KEYS, place.seq);
+  // Counted along: there are few registers for what divides a step.
+  int from = query_block_of(place, 0, share) * QUERIES, head = place.head;
   for (int step = 0; step < place.steps; step++) {
     int stage = step % STAGES, parity = step / STAGES % 2 ^ 1;
-    int from = query_block_of(place, step, share) * QUERIES, head = head_of(place, step, share);
     int pair = place.seq * heads + head;
     mbar_wait(&bars->q_empty[stage], parity);
     mbar_expect(&bars->q_full[stage], Q_BYTES + STAT_BYTES);
@@ -408,6 +409,10 @@ DEV void load(const TensorMap* q, const TensorMap* k, const TensorMap* v, const 
     UNROLL for (int panel = 0; panel < PANELS_V; panel++)
       tma_load_4d(tiles->d_o[stage] + panel * QUERIES * 128, d_o, &bars->do_full[stage], panel * 64, head, from, place.seq);
     tma_load_2d(tiles->delta[stage], stats, &bars->do_full[stage], from, seqs * heads + pair);
+    if (++head == place.head + share) {
+      head = place.head;
+      from -= QUERIES;
+    }
   }
 }
 
@@ -571,18 +576,17 @@ DEV void compute(int me, Tiles* tiles, Place place, void* d_k, void* d_v, int se
   settle(sum_k);
   settle(sum_v);
 
-  int kv_heads = heads / group, kv_head = place.head / group, first = place.block * KEYS + row;
-  u64 token = (u64)place.seq * seq_len, k_stride = (u64)kv_heads * qk_width, v_stride = (u64)kv_heads * v_width;
+  int kv_heads = heads / group, kv_head = place.head / group, part = place.head % group / share;
+  int first = place.block * KEYS + row;
+  u64 token = ((u64)part * seqs + place.seq) * seq_len, k_stride = (u64)kv_heads * qk_width, v_stride = (u64)kv_heads * v_width;
+  u64 at_k = token * k_stride + (u64)kv_head * qk_width, at_v = token * v_stride + (u64)kv_head * v_width;
   float scales[2] = {scale, scale}, ones[2] = {1.f, 1.f};
-  auto store = [&](auto* to_k, auto* to_v) {
-    store_product<DK>(to_k + token * k_stride + (u64)kv_head * qk_width, k_stride, first, seq_len, qk_width, sum_k, scales);
-    store_product<DV>(to_v + token * v_stride + (u64)kv_head * v_width, v_stride, first, seq_len, v_width, sum_v, ones);
-  };
   if (share == group) {
-    store((bf16*)d_k, (bf16*)d_v);
+    store_product<DK>((bf16*)d_k + at_k, k_stride, first, seq_len, qk_width, sum_k, scales);
+    store_product<DV>((bf16*)d_v + at_v, v_stride, first, seq_len, v_width, sum_v, ones);
   } else {
-    token += (u64)(place.head % group / share) * seqs * seq_len;
-    store((float*)d_k, (float*)d_v);
+    store_product<DK>((float*)d_k + at_k, k_stride, first, seq_len, qk_width, sum_k, scales);
+    store_product<DV>((float*)d_v + at_v, v_stride, first, seq_len, v_width, sum_v, ones);
   }
 }
 
