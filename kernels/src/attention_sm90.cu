@@ -67,6 +67,20 @@ DEV void store_product(bf16* to, u64 stride, int first, int end, int width, cons
   }
 }
 
+// The same in f32: the two elements of each lane, a whole sector of four.
+template <int N>
+DEV void store_product(float* to, u64 stride, int first, int end, int width, const float (&d)[N / 2], const float (&factor)[2]) {
+  struct alignas(8) Two {
+    float value[2];
+  };
+  UNROLL for (int r = 0; r < 2; r++) {
+    float* row = to + (u64)(first + 8 * r) * stride + lane_id() % 4 * 2;
+    UNROLL for (int i = 0; i < N / 8; i++)
+      if (first + 8 * r < end && 8 * i < width)
+        *(Two*)(row + 8 * i) = {d[4 * i + 2 * r] * factor[r], d[4 * i + 2 * r + 1] * factor[r]};
+  }
+}
+
 // ---- Forward ----
 
 #ifdef GROUPS
@@ -301,8 +315,9 @@ EXPORT(attention_forward)
 
 #ifdef BACKWARD
 
-// A block has 128 keys, 64 a warpgroup; a step is 64 queries of one head. Products are of keys for rows, except dq: its
-// columns are cut in PARTS of DQ, one for each warpgroup and a third, where there is one, for either in turn.
+// A block has 128 keys, 64 a warpgroup, and `share` heads of the group that reads them; a step is 64 queries of one head.
+// Products are of keys for rows, except dq: its columns are cut in PARTS of DQ, one for each warpgroup and a third, where there
+// is one, for either in turn.
 constexpr int KEYS = 128, QUERIES = 64, STAGES = 2, PARTS = DK == 192 ? 3 : 2, DQ = DK / PARTS;
 // Where dk and dv take most registers and the tiles most of shared memory: probabilities are packed before their gradients
 // are computed, both by halves, and one buffer each has to do for what goes into and comes out of dq.
@@ -355,32 +370,34 @@ KERNEL(256, 1) attention_prepare(const bf16* d_o, const bf16* o, const float* ls
 }
 EXPORT(attention_prepare)
 
-// The place of a block: its keys' number, and which pair of sequence and key/value head it is.
+// The place of a block: its keys' number, the first of its heads and the sequence.
 struct Place {
-  int block, kv_head, seq, steps, query_blocks;
+  int block, head, seq, steps, query_blocks;
 };
-DEV Place place_of(u32 ticket, int seqs, int seq_len, int kv_heads, int group, int section) {
-  int blocks = (seq_len + KEYS - 1) / KEYS, query_blocks = (seq_len + QUERIES - 1) / QUERIES;
-  Work work = work_of(ticket, blocks, kv_heads * seqs, section);
+DEV Place place_of(u32 ticket, int seqs, int seq_len, int heads, int share, int section) {
+  int blocks = (seq_len + KEYS - 1) / KEYS, query_blocks = (seq_len + QUERIES - 1) / QUERIES, shares = heads / share;
+  Work work = work_of(ticket, blocks, shares * seqs, section);
   int first = CAUSAL ? work.unit * (KEYS / QUERIES) : 0;
-  return {work.unit, work.pair % kv_heads, work.pair / kv_heads, (query_blocks - first) * group, query_blocks};
+  return {work.unit, work.pair % shares * share, work.pair / shares, (query_blocks - first) * share, query_blocks};
 }
 
-// Steps go from the last queries to the first, and for each through the heads of the group; see attention/cuda.rs for why.
-DEV int query_block_of(const Place& place, int step, int group) { return place.query_blocks - 1 - step / group; }
-DEV int head_of(const Place& place, int step, int group) { return place.kv_head * group + step % group; }
+// Steps go from the last queries to the first, and for each through the heads of the block; see attention/cuda.rs for why.
+DEV int query_block_of(const Place& place, int step, int share) { return place.query_blocks - 1 - step / share; }
+DEV int head_of(const Place& place, int step, int share) { return place.head + step % share; }
 
 DEV void load(const TensorMap* q, const TensorMap* k, const TensorMap* v, const TensorMap* d_o, const TensorMap* stats,
-              Tiles* tiles, Place place, int seqs, int heads, int group) {
+              Tiles* tiles, Place place, int seqs, int heads, int group, int share) {
   Barriers* bars = &tiles->bars;
+  int kv_head = place.head / group;
   mbar_expect(&bars->kv_full, K_BYTES + V_BYTES);
   UNROLL for (int panel = 0; panel < PANELS_K; panel++)
-    tma_load_4d(tiles->k + panel * KEYS * 128, k, &bars->kv_full, panel * 64, place.kv_head, place.block * KEYS, place.seq);
+    tma_load_4d(tiles->k + panel * KEYS * 128, k, &bars->kv_full, panel * 64, kv_head, place.block * KEYS, place.seq);
   UNROLL for (int panel = 0; panel < PANELS_V; panel++)
-    tma_load_4d(tiles->v + panel * KEYS * 128, v, &bars->kv_full, panel * 64, place.kv_head, place.block * KEYS, place.seq);
+    tma_load_4d(tiles->v + panel * KEYS * 128, v, &bars->kv_full, panel * 64, kv_head, place.block * KEYS, place.seq);
+  // Counted along: there are few registers for what divides a step.
+  int from = query_block_of(place, 0, share) * QUERIES, head = place.head;
   for (int step = 0; step < place.steps; step++) {
     int stage = step % STAGES, parity = step / STAGES % 2 ^ 1;
-    int from = query_block_of(place, step, group) * QUERIES, head = head_of(place, step, group);
     int pair = place.seq * heads + head;
     mbar_wait(&bars->q_empty[stage], parity);
     mbar_expect(&bars->q_full[stage], Q_BYTES + STAT_BYTES);
@@ -392,17 +409,21 @@ DEV void load(const TensorMap* q, const TensorMap* k, const TensorMap* v, const 
     UNROLL for (int panel = 0; panel < PANELS_V; panel++)
       tma_load_4d(tiles->d_o[stage] + panel * QUERIES * 128, d_o, &bars->do_full[stage], panel * 64, head, from, place.seq);
     tma_load_2d(tiles->delta[stage], stats, &bars->do_full[stage], from, seqs * heads + pair);
+    if (++head == place.head + share) {
+      head = place.head;
+      from -= QUERIES;
+    }
   }
 }
 
-// Adds the dq of every step of `stage` to the sums when all blocks of earlier keys have; the first of them overwrites. What
-// is waited for is that a copy is through device memory, so each stage has a thread of its own. Blocks hand over by
+// Adds the dq of every step of `stage` to the sums when all blocks of earlier keys have; the first of them overwrites. A tile is
+// of one head: it is only added to by blocks of the same heads, which follow each other on tickets. What is waited for is that a copy is through device memory, so each stage has a thread of its own. Blocks hand over by
 // plain accesses, and what they hand over was written by bulk copies: a fence between the two on either side.
-DEV void add(const TensorMap* sums, u32* turns, Tiles* tiles, Place place, int heads, int group, int stage) {
+DEV void add(const TensorMap* sums, u32* turns, Tiles* tiles, Place place, int heads, int share, int stage) {
   Barriers* bars = &tiles->bars;
   for (int step = stage; step < place.steps; step += DQ_STAGES) {
-    int pair = place.seq * heads + head_of(place, step, group);
-    int tile = pair * place.query_blocks + query_block_of(place, step, group);
+    int pair = place.seq * heads + head_of(place, step, share);
+    int tile = pair * place.query_blocks + query_block_of(place, step, share);
     mbar_wait(&bars->sum_full[stage], step / DQ_STAGES % 2);
     while (load_acquire(turns + tile) != (u32)place.block) {
     }
@@ -421,8 +442,8 @@ DEV void add(const TensorMap* sums, u32* turns, Tiles* tiles, Place place, int h
   }
 }
 
-DEV void compute(int me, Tiles* tiles, Place place, bf16* d_k, bf16* d_v, int seq_len, int kv_heads, int group, int qk_width,
-                 int v_width, float scale) {
+DEV void compute(int me, Tiles* tiles, Place place, void* d_k, void* d_v, int seqs, int seq_len, int heads, int group, int share,
+                 int qk_width, int v_width, float scale) {
   Barriers* bars = &tiles->bars;
   float slope = scale * LOG2E;
   int thread = threadIdx.x % 128, lane = lane_id(), column = lane % 4 * 2;
@@ -456,7 +477,7 @@ DEV void compute(int me, Tiles* tiles, Place place, bf16* d_k, bf16* d_v, int se
                            desc_sw128_k(d_o) + (i / 4 * QUERIES * 128 + from * 128 + i % 4 * 32) / 16, i > 0);
       wgmma_commit();
     };
-    int first_query = query_block_of(place, step, group) * QUERIES - place.block * KEYS;
+    int first_query = query_block_of(place, step, share) * QUERIES - place.block * KEYS;
     bool edge = CAUSAL ? first_query < KEYS : place.block * KEYS + KEYS > seq_len;
     multiply_q(0);
     mbar_wait(&bars->do_full[stage], parity);
@@ -555,19 +576,27 @@ DEV void compute(int me, Tiles* tiles, Place place, bf16* d_k, bf16* d_v, int se
   settle(sum_k);
   settle(sum_v);
 
-  u64 token = (u64)place.seq * seq_len, k_stride = (u64)kv_heads * qk_width, v_stride = (u64)kv_heads * v_width;
-  float scales[2] = {scale, scale}, ones[2] = {1.f, 1.f};
+  int kv_heads = heads / group, kv_head = place.head / group, part = place.head % group / share;
   int first = place.block * KEYS + row;
-  store_product<DK>(d_k + token * k_stride + (u64)place.kv_head * qk_width, k_stride, first, seq_len, qk_width, sum_k, scales);
-  store_product<DV>(d_v + token * v_stride + (u64)place.kv_head * v_width, v_stride, first, seq_len, v_width, sum_v, ones);
+  u64 token = ((u64)part * seqs + place.seq) * seq_len, k_stride = (u64)kv_heads * qk_width, v_stride = (u64)kv_heads * v_width;
+  u64 at_k = token * k_stride + (u64)kv_head * qk_width, at_v = token * v_stride + (u64)kv_head * v_width;
+  float scales[2] = {scale, scale}, ones[2] = {1.f, 1.f};
+  if (share == group) {
+    store_product<DK>((bf16*)d_k + at_k, k_stride, first, seq_len, qk_width, sum_k, scales);
+    store_product<DV>((bf16*)d_v + at_v, v_stride, first, seq_len, v_width, sum_v, ones);
+  } else {
+    store_product<DK>((float*)d_k + at_k, k_stride, first, seq_len, qk_width, sum_k, scales);
+    store_product<DV>((float*)d_v + at_v, v_stride, first, seq_len, v_width, sum_v, ones);
+  }
 }
 
 // One warp loads, one or two add to dq, two warpgroups compute. `turns` behind its first entry, the tickets, counts for each tile
-// of dq the blocks of keys that have added to it.
+// of dq the blocks of keys that have added to it. dk and dv are bf16 where a block has all heads of a group, else f32 sums
+// of each of its parts, one behind the other.
 KERNEL(384, 1)
 attention_backward(GRID_CONST TensorMap q, GRID_CONST TensorMap k, GRID_CONST TensorMap v, GRID_CONST TensorMap d_o,
-                   GRID_CONST TensorMap stats, GRID_CONST TensorMap sums, u32* turns, bf16* d_k, bf16* d_v, int seqs,
-                   int seq_len, int heads, int group, int qk_width, int v_width, int section, float scale) {
+                   GRID_CONST TensorMap stats, GRID_CONST TensorMap sums, u32* turns, void* d_k, void* d_v, int seqs,
+                   int seq_len, int heads, int group, int share, int qk_width, int v_width, int section, float scale) {
   DYN_SMEM(shared);
   Tiles* tiles = (Tiles*)shared;
   Barriers* bars = &tiles->bars;
@@ -587,16 +616,15 @@ attention_backward(GRID_CONST TensorMap q, GRID_CONST TensorMap k, GRID_CONST Te
     mbar_fence_init();
   }
   __syncthreads();
-  int kv_heads = heads / group;
-  Place place = place_of(bars->ticket, seqs, seq_len, kv_heads, group, section);
+  Place place = place_of(bars->ticket, seqs, seq_len, heads, share, section);
   if (threadIdx.x < 128) {
     reg_dec<24>();
-    if (threadIdx.x == 0) load(&q, &k, &v, &d_o, &stats, tiles, place, seqs, heads, group);
+    if (threadIdx.x == 0) load(&q, &k, &v, &d_o, &stats, tiles, place, seqs, heads, group, share);
     for (int stage = 0; stage < DQ_STAGES; stage++)
-      if (threadIdx.x == 32 * (1 + stage)) add(&sums, turns + 1, tiles, place, heads, group, stage);
+      if (threadIdx.x == 32 * (1 + stage)) add(&sums, turns + 1, tiles, place, heads, share, stage);
   } else {
     reg_inc<240>();
-    compute(threadIdx.x / 128 - 1, tiles, place, d_k, d_v, seq_len, kv_heads, group, qk_width, v_width, scale);
+    compute(threadIdx.x / 128 - 1, tiles, place, d_k, d_v, seqs, seq_len, heads, group, share, qk_width, v_width, scale);
   }
 }
 EXPORT(attention_backward)

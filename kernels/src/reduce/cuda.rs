@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 const SOURCE: Source = source!("reduce", "../reduce.cu");
 const THREADS: u32 = 256;
 /// Sources, or pairs of copies, that are arguments of the kernel.
-const NEAR: usize = 8;
+pub(crate) const NEAR: usize = 8;
 /// Accesses of a range that one block copies.
 const TILE: usize = 1024;
 /// Blocks of a sum for each multiprocessor: as many as are resident.

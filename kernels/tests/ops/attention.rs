@@ -427,6 +427,62 @@ fn oracle_of_real_heads() {
     });
 }
 
+/// Whether backward cuts groups of heads in parts, where there are few blocks: the kernels of Hopper.
+fn cuts_groups(device: &Device) -> bool {
+    let gpu = device.properties();
+    gpu.is_some_and(|gpu| gpu.architecture.has_wgmma()) && device.dtype() == Dtype::Bf16
+}
+
+/// Parts of one head, and of two where there are 16; with real widths two of one.
+#[test]
+fn oracle_of_groups_in_parts() {
+    oracle_everywhere(1, |device, rng| {
+        let mut checks = Vec::new();
+        if !cuts_groups(device) {
+            return checks;
+        }
+        let small = [(2, 4), (1, 8), (1, 16)].map(|groups| (groups, [24, 16]));
+        let real = real_heads(device).iter().map(|&widths| ((1, 2), widths));
+        for ((kv_heads, group), [dk, dv]) in small.into_iter().chain(real) {
+            let sizes = Sizes {
+                mask: Mask::Causal,
+                seqs: 1,
+                seq_len: 140,
+                heads: kv_heads * group,
+                kv_heads,
+                dk,
+                dv,
+            };
+            checks.extend(Case::of(rng, sizes).backward(device, rng));
+        }
+        checks
+    });
+}
+
+/// So many blocks that groups stay whole, or are cut in fewer parts than they have heads.
+#[test]
+fn oracle_of_groups_in_many_blocks() {
+    oracle_everywhere(1, |device, rng| {
+        let mut checks = Vec::new();
+        if !cuts_groups(device) {
+            return checks;
+        }
+        for (kv_heads, group) in [(4, 2), (2, 4)] {
+            let sizes = Sizes {
+                mask: Mask::Causal,
+                seqs: 64,
+                seq_len: 5,
+                heads: kv_heads * group,
+                kv_heads,
+                dk: 24,
+                dv: 16,
+            };
+            checks.extend(Case::of(rng, sizes).backward(device, rng));
+        }
+        checks
+    });
+}
+
 /// Scores whose exponential overflows, in either direction.
 #[test]
 fn oracle_forward_large_scores() {
@@ -442,38 +498,41 @@ fn oracle_forward_large_scores() {
 #[test]
 fn bits_do_not_depend_on_the_order_of_blocks() {
     let kinds = [
-        (Mask::Causal, false),
-        (Mask::Window(90), false),
-        (Mask::Causal, true),
+        (Mask::Causal, false, 2),
+        (Mask::Window(90), false, 2),
+        (Mask::Causal, true, 2),
     ];
-    for ((one, other), (mask, documents)) in emulated(1)
-        .iter()
-        .zip(&emulated(2))
-        .flat_map(|both| kinds.map(|kind| (both, kind)))
-    {
-        let run = |device: &Device| {
-            let mut rng = Rng::new(7);
-            let sizes = Sizes {
-                mask,
-                seqs: 1,
-                seq_len: 200,
-                heads: 2,
-                kv_heads: 1,
-                dk: 24,
-                dv: 16,
+    // Groups in parts of one head and of two.
+    let in_parts = [(Mask::Causal, false, 8), (Mask::Causal, false, 16)];
+    for (one, other) in emulated(1).iter().zip(&emulated(2)) {
+        let more = if cuts_groups(one) { &in_parts[..] } else { &[] };
+        for &(mask, documents, heads) in kinds.iter().chain(more) {
+            let run = |device: &Device| {
+                let mut rng = Rng::new(7);
+                let sizes = Sizes {
+                    mask,
+                    seqs: 1,
+                    seq_len: if heads > 2 { 130 } else { 200 },
+                    heads,
+                    kv_heads: 1,
+                    dk: 24,
+                    dv: 16,
+                };
+                let mut case = Case::of(&mut rng, sizes);
+                if documents {
+                    case.cut(&mut rng, 60);
+                }
+                let d_o = case.d_o(&mut rng);
+                case.gradients(device, &d_o)
             };
-            let mut case = Case::of(&mut rng, sizes);
-            if documents {
-                case.cut(&mut rng, 60);
+            let (one, again, other) = (run(one), run(one), run(other));
+            for (name, ((one, again), other)) in ["dq", "dk", "dv"]
+                .iter()
+                .zip(one.iter().zip(&again).zip(&other))
+            {
+                assert_bits(name, &one.to_f32(), &again.to_f32(), 7);
+                assert_bits(name, &one.to_f32(), &other.to_f32(), 7);
             }
-            let d_o = case.d_o(&mut rng);
-            case.gradients(device, &d_o)
-        };
-        for (name, (one, other)) in ["dq", "dk", "dv"]
-            .iter()
-            .zip(run(one).iter().zip(&run(other)))
-        {
-            assert_bits(name, &one.to_f32(), &other.to_f32(), 7);
         }
     }
 }
