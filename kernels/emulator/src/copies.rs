@@ -259,6 +259,11 @@ impl Machine<'_> {
             let what = format!("a box from element {} of a row on, not at 16 bytes", at[0]);
             return Err(self.fault(Kind::Misaligned, site, what));
         }
+        // Hardware loads what lies before a tensor as zeros, and does not store there: an H100 ends the kernel.
+        if direction != Direction::Load && at.iter().any(|&at| at < 0) {
+            let what = format!("a box is stored from {:?} on", &at[..rank]);
+            return Err(self.fault(Kind::OutOfBounds, site, what));
+        }
         let reads = self.copies.agent();
         let writes = if direction == Direction::Load {
             reads

@@ -210,11 +210,12 @@ fn blocks_of_a_launch() {
 #[test]
 fn bulk_stores() {
     let rounds = 3;
-    let planted: [(usize, &[Kind]); 4] = [
+    let planted: [(usize, &[Kind]); 5] = [
         (1, &[Kind::Unfenced]),
         (2, &[Kind::InFlight]),
         (3, &[Kind::Race]),
         (4, &[Kind::Misaligned]),
+        (5, &[Kind::OutOfBounds]),
     ];
     check(&planted, |emulator, number| {
         // The last round ends ten rows past the tensor.

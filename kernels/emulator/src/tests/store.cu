@@ -13,6 +13,8 @@ KERNEL(128, 1) store(GRID_CONST TensorMap map, i32 rounds) {
     if (threadIdx.x == 0) {
 #if FAULT == 4
       tma_store_2d(&map, tile, 4, round * 32);
+#elif FAULT == 5
+      tma_store_2d(&map, tile, 0, round * 32 - 1);
 #else
       tma_store_2d(&map, tile, 0, round * 32);
 #endif

@@ -244,9 +244,10 @@ pub(super) fn cases() -> Vec<Case> {
         let again = tile.clone();
         let load = move |device: &Device| again.load(device);
         cases.push(Case::new(format!("bulk load {what}"), load));
-        // Stores of up to four dims, additions of up to three.
+        // Stores of up to four dims, additions of up to three; none begins before the tensor.
+        let before = tile.at.iter().any(|&at| at < 0);
         for (name, add, ranks) in [("store", false, 2..=4), ("add", true, 2..=3)] {
-            if ranks.contains(&tile.dims.len()) {
+            if ranks.contains(&tile.dims.len()) && !before {
                 let again = tile.clone();
                 let store = move |device: &Device| again.store(device, add);
                 cases.push(Case::new(format!("bulk {name} {what}"), store));
