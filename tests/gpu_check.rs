@@ -140,3 +140,37 @@ fn without_a_gpu_the_command_says_so() {
         "nothing is written where nothing could be checked"
     );
 }
+
+/// The step of Qwen3-30B-A3B's first four layers that an H100 took (docs/h100.md), foreseen from nothing, from a
+/// profile of the H100 and from another run's own measurements, within what is promised of each.
+#[test]
+fn oracle_a_step_that_an_h100_took() {
+    const MEASURED_S: f64 = 0.107_147_85;
+    const MEASURED_GIB: f64 = 58.65;
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut config = json::read(root.join("planner/models/Qwen3-30B-A3B.json"));
+    config["num_hidden_layers"] = 4.into();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let model = folder.path().join("four-layers.json");
+    std::fs::write(&model, config.to_string()).expect("the folder is writable");
+    for (profile, within) in [(None, 0.15), (Some("profile"), 0.1), (Some("run"), 0.05)] {
+        let mut command = program(&["plan", "--json", "--cluster", "dgx-h100", "--gpus", "1"]);
+        command.args(["--stack", "moefold", "--precision", "bf16"]);
+        command.args(["--seq-len", "4096", "--global-batch", "2", "--layout", "mbs=2"]);
+        command.arg("--model").arg(&model);
+        if let Some(profile) = profile {
+            command.arg("--profile");
+            command.arg(root.join("profiles/h100").join(profile));
+        }
+        let (code, text, complaint) = run(&mut command);
+        assert_eq!(code, 0, "{complaint}");
+        let predicted = &json::document(&text)["plans"][0]["predicted"];
+        let number = |key: &str| predicted[key].as_f64().expect("a number");
+        let off = number("step_s") / MEASURED_S - 1.0;
+        assert!(off.abs() < within, "{profile:?}: {:+.1} %", off * 100.0);
+        let interval = number("step_s_low")..number("step_s_high");
+        assert!(interval.contains(&MEASURED_S), "{profile:?}: {interval:?}");
+        let off = number("peak_gib") / MEASURED_GIB - 1.0;
+        assert!(off.abs() < 0.01, "{profile:?}: {:+.1} % of memory", off * 100.0);
+    }
+}
