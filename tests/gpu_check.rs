@@ -1,4 +1,4 @@
-//! `moefold gpu-check` where there is no GPU: rehearsed on the CPU, and refused with a reason.
+//! `moefold gpu-check` where there is no GPU: rehearsed on the CPU, and refused with a reason; and what one gave.
 
 mod common {
     pub(crate) mod json;
@@ -141,8 +141,8 @@ fn without_a_gpu_the_command_says_so() {
     );
 }
 
-/// The step of Qwen3-30B-A3B's first four layers that an H100 took (docs/h100.md), foreseen from nothing, from a
-/// profile of the H100 and from another run's own measurements, within what is promised of each.
+/// The step of Qwen3-30B-A3B's first four layers that an H100 took (docs/h100.md), foreseen from nothing and from a
+/// profile of the H100, and put together again from the run's own measurements. Memory is tensors and context.
 #[test]
 fn oracle_a_step_that_an_h100_took() {
     const MEASURED_S: f64 = 0.107_147_85;
@@ -156,7 +156,14 @@ fn oracle_a_step_that_an_h100_took() {
     for (profile, within) in [(None, 0.15), (Some("profile"), 0.1), (Some("run"), 0.05)] {
         let mut command = program(&["plan", "--json", "--cluster", "dgx-h100", "--gpus", "1"]);
         command.args(["--stack", "moefold", "--precision", "bf16"]);
-        command.args(["--seq-len", "4096", "--global-batch", "2", "--layout", "mbs=2"]);
+        command.args([
+            "--seq-len",
+            "4096",
+            "--global-batch",
+            "2",
+            "--layout",
+            "mbs=2",
+        ]);
         command.arg("--model").arg(&model);
         if let Some(profile) = profile {
             command.arg("--profile");
@@ -171,6 +178,10 @@ fn oracle_a_step_that_an_h100_took() {
         let interval = number("step_s_low")..number("step_s_high");
         assert!(interval.contains(&MEASURED_S), "{profile:?}: {interval:?}");
         let off = number("peak_gib") / MEASURED_GIB - 1.0;
-        assert!(off.abs() < 0.01, "{profile:?}: {:+.1} % of memory", off * 100.0);
+        assert!(
+            off.abs() < 0.01,
+            "{profile:?}: {:+.1} % of memory",
+            off * 100.0
+        );
     }
 }

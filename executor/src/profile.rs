@@ -291,22 +291,13 @@ struct Taker<'a> {
 }
 
 impl Taker<'_> {
-    /// Ranks that measure on this rank's device at once.
-    fn on_device(&self) -> u32 {
-        if self.rank.is_apart() {
-            1
-        } else {
-            self.rank.ranks()
-        }
-    }
-
     /// What can be measured here, and of grouped products with uneven groups too; what cannot, with
     /// why. The same on every rank.
     fn wanted(&self, keys: &[Key]) -> (Vec<(Key, bool)>, Skipped) {
         let (mut wanted, mut skipped) = (Vec::new(), Vec::new());
         for &key in keys {
             let refused = match key {
-                Key::Op(op) => ops::refusal(self.device, self.on_device(), &op),
+                Key::Op(op) => ops::refusal(self.device, &op),
                 Key::Collective(collective) => self.machines.refusal(&collective),
                 Key::Host(_) => host::refusal(self.device),
             };

@@ -43,13 +43,14 @@ pub struct Adamw {
     pub step: u64,
 }
 
-/// The cost-table key of a step on `weights` with moments such as `m`.
-pub fn key(weights: &Tensor, m: &Tensor) -> Op {
+/// The cost-table key of a step on `masters`, those of a `model` where they are not its weights themselves, with moments
+/// such as `m`.
+pub fn key(masters: &Tensor, model: Option<&Tensor>, m: &Tensor) -> Op {
     Op::Adamw {
-        len: weights.len() as u64,
-        dtype: weights.dtype(),
+        len: masters.len() as u64,
+        dtype: model.unwrap_or(masters).dtype(),
         moments: m.dtype(),
-        remainders: are_remainders(weights),
+        remainders: are_remainders(masters),
     }
 }
 
@@ -156,7 +157,7 @@ pub fn step_by(
         rule.step > 0,
         "adamw::step: steps are counted from 1, got 0"
     );
-    let _op = weights.device().begin(|| key(model.unwrap_or(weights), m));
+    let _op = weights.device().begin(|| key(weights, model, m));
     let (scale, factor) = match &scale.0 {
         Known::Host(scale) => (*scale, None),
         Known::Device(factor) => (1.0, Some(factor)),

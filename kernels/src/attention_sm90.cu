@@ -416,9 +416,10 @@ DEV void load(const TensorMap* q, const TensorMap* k, const TensorMap* v, const 
   }
 }
 
-// Adds the dq of every step of `stage` to the sums when all blocks of earlier keys have; the first of them overwrites. A tile is
-// of one head: it is only added to by blocks of the same heads, which follow each other on tickets. What is waited for is that a copy is through device memory, so each stage has a thread of its own. Blocks hand over by
-// plain accesses, and what they hand over was written by bulk copies: a fence between the two on either side.
+// Adds the dq of every step of `stage` to the sums when all blocks of earlier keys have; the first of them overwrites. A tile
+// is of one head: only blocks of the same heads add to it, which follow each other on tickets. What is waited for is that a
+// copy is through device memory, so each stage has a thread of its own. Blocks hand over by plain accesses, and what they
+// hand over was written by bulk copies: a fence between the two on either side.
 DEV void add(const TensorMap* sums, u32* turns, Tiles* tiles, Place place, int heads, int share, int stage) {
   Barriers* bars = &tiles->bars;
   for (int step = stage; step < place.steps; step += DQ_STAGES) {

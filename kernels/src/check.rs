@@ -76,11 +76,11 @@ impl Written {
         }
     }
 
-    /// Elements of a row; a list of one number a token is one row.
-    fn width(&self) -> usize {
+    /// Elements of a row; none where all are one.
+    fn width(&self) -> Option<usize> {
         match &self.values {
-            Values::Tensor(tensor) => tensor.width(),
-            Values::Host(_) => usize::MAX,
+            Values::Tensor(tensor) => Some(tensor.width()),
+            Values::Host(_) => None,
         }
     }
 
@@ -104,12 +104,12 @@ struct Inputs<'a> {
 }
 
 impl Inputs<'_> {
-    /// Uniform in -1..1, times `scale`.
-    fn values(&mut self, len: usize, scale: f32) -> Vec<f32> {
-        let (rounding, random) = (self.rounding, self.random.clone());
+    /// Uniform in -1..1, times `scale`, as stored in `dtype`.
+    fn values(&mut self, len: usize, scale: f32, dtype: Dtype) -> Vec<f32> {
+        let random = self.random.clone();
         let value = |drawn: u64| {
             let value = scale * (((drawn >> 40) as f32) / (1u32 << 23) as f32 - 1.0);
-            match rounding {
+            match dtype {
                 Dtype::Bf16 => crate::bf16::widen(crate::bf16::narrow(value)),
                 _ => value,
             }
@@ -129,12 +129,12 @@ impl Source for Inputs<'_> {
         let tensor = self
             .device
             .empty(TensorClass::Activations, self.device.dtype(), dims);
-        tensor.copy_from_f32(&self.values(tensor.len(), scale));
+        tensor.copy_from_f32(&self.values(tensor.len(), scale, self.rounding));
         tensor
     }
 
     fn statistic(&mut self, dims: &[usize], scale: f32) -> Tensor {
-        let values = self.values(dims.iter().product(), scale);
+        let values = self.values(dims.iter().product(), scale, Dtype::F32);
         self.device
             .from_f32(TensorClass::Activations, &values, dims)
     }
@@ -263,7 +263,8 @@ fn verdict(got: &Written, want: &Written, rounding: Dtype) -> Verdict {
         let pairs = got_values.iter().zip(&want_values);
         (pairs.filter(|(g, w)| g != w).count() as f64, 0.0)
     } else {
-        distance(&got_values, &want_values, got.width())
+        let width = got.width().unwrap_or(want_values.len());
+        distance(&got_values, &want_values, width)
     };
     Verdict {
         output: got.name,

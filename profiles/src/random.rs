@@ -72,5 +72,10 @@ mod tests {
             9_817_491_932_198_370_423,
         ];
         assert_eq!(drawn, expected);
+        let start = SplitMix64::new(1_234_567);
+        assert_eq!([0, 1, 2].map(|n| start.nth(n)), expected);
+        let mut later = start.clone();
+        later.skip(2);
+        assert_eq!(later.draw(), expected[2]);
     }
 }

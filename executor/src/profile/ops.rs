@@ -15,11 +15,11 @@ use rand_chacha::ChaCha8Rng;
 const SPREAD_BYTES: u64 = 32 << 20;
 /// ... but over no more places than this.
 const PLACES_MAX: u64 = 8;
-/// What an op moves may be this part of a device's memory. Of so much there is one place, and what is both
-/// read and written counts twice.
+/// What an op moves may be this part of a device's memory, of which one rank measures alone. Of so much there is one
+/// place, and what is both read and written counts twice.
 const MEMORY_SHARE: u64 = 3;
-/// Why an op cannot be measured on `device`, by so many `ranks` at once.
-pub(super) fn refusal(device: &Device, ranks: u32, op: &Op) -> Option<&'static str> {
+/// Why an op cannot be measured on `device`.
+pub(super) fn refusal(device: &Device, op: &Op) -> Option<&'static str> {
     let stored = device.dtype();
     // What every device keeps in f32: statistics, gradients, masters, logits and, of a router, theirs.
     let wide = matches!(
@@ -51,7 +51,7 @@ pub(super) fn refusal(device: &Device, ranks: u32, op: &Op) -> Option<&'static s
         });
     }
     if let Some(properties) = device.properties()
-        && op.bytes().0 > properties.memory.0 / (MEMORY_SHARE * u64::from(ranks))
+        && op.bytes().0 > properties.memory.0 / MEMORY_SHARE
     {
         return Some("its operands take too much of the device's memory");
     }

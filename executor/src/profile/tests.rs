@@ -96,7 +96,7 @@ fn the_default_sweep_is_all_runnable() {
         let machines = Machines::of(&places);
         for key in default_sweep(ranks as u32, each as u32) {
             let refused = match key {
-                Key::Op(op) => ops::refusal(&device, 1, &op),
+                Key::Op(op) => ops::refusal(&device, &op),
                 Key::Collective(collective) => machines.refusal(&collective),
                 Key::Host(_) => Some("a host cost"),
             };

@@ -1,9 +1,10 @@
 //! Matrix products on CUDA devices: which kernel, which tile, how many blocks.
 //!
 //! One [`Product`] describes them all: dense ones, and one product per group of rows. A product of
-//! bf16 runs on Hopper's own kernel where it can ([`hopper`]), on `mma.sync` elsewhere; gradients of f32 with
-//! bf16 run there in two halves ([`halves`]), and other products with an f32 operand in exact f32. The tile depends on the shape, bits do not depend on the tile: an
-//! element is one sum in steps of 16 (of 1 in f32) along k, whatever is computed beside it.
+//! bf16 runs on Hopper's own kernel where it can ([`hopper`]), on `mma.sync` elsewhere; gradients of
+//! f32 with bf16 run there in two halves ([`halves`]), and other products with an f32 operand in exact
+//! f32. The tile depends on the shape, bits do not depend on the tile: an element is one sum in steps
+//! of 16 (of 1 in f32) along k, whatever is computed beside it.
 //!
 //! Floor: 2 m n k operations at the rate of the tensor cores (of the f32 units), or each operand and
 //! C once through memory where few rows meet a weight; in between, operands come from the level-two

@@ -427,7 +427,8 @@ fn oracle_of_real_heads() {
     });
 }
 
-/// Whether backward cuts groups of heads in parts, where there are few blocks: the kernels of Hopper.
+/// Whether backward cuts groups of heads in parts, where there are few blocks: the kernels of Hopper. One of the devices
+/// here is such a one.
 fn cuts_groups(device: &Device) -> bool {
     let gpu = device.properties();
     gpu.is_some_and(|gpu| gpu.architecture.has_wgmma()) && device.dtype() == Dtype::Bf16

@@ -189,6 +189,13 @@ pub(crate) fn inside(tensor: &Tensor, offset: usize) -> Tensor {
     view
 }
 
+/// As [`Rng::values`], with more bits than bf16 has on any device, as statistics have them.
+pub(crate) fn statistics(rng: &mut Rng, len: usize) -> Vec<f32> {
+    let (upper, lower) = (rng.values(len), rng.values(len));
+    let both = upper.into_iter().zip(lower);
+    both.map(|(upper, lower)| upper + lower / 256.0).collect()
+}
+
 pub(crate) fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&x| f64::from(x)).collect()
 }

@@ -36,8 +36,9 @@ pub use report::{Report, Summary};
 use part::{CEILINGS, Said};
 use parts::{is_wanted, parts};
 
-/// Parts that run together at most: each is a context on the device.
-const AT_ONCE: usize = 8;
+/// Parts that run together at most: each is a context on the device, and at the sizes of models some gigabytes on
+/// the host.
+const AT_ONCE: usize = 4;
 
 /// What a check covers and where it works.
 #[derive(Debug, Clone)]

@@ -60,7 +60,9 @@ impl Line {
     /// Whether it ran and every output is right.
     pub(crate) fn is_right(&self) -> bool {
         match &self.outcome {
-            Outcome::Ran { outputs, .. } => outputs.iter().all(|output| output.passes),
+            Outcome::Ran { outputs, .. } => {
+                !outputs.is_empty() && outputs.iter().all(|output| output.passes)
+            }
             Outcome::Failed(_) => false,
         }
     }

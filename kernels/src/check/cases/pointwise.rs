@@ -253,7 +253,11 @@ fn steps(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             let device = inputs.device;
             let model = device.empty(TensorClass::Weights, Dtype::Bf16, &[len]);
             let rest = rests(device, len);
-            adamw::put_masters(Some(&model), Some(&rest), &inputs.values(len, 1.0));
+            adamw::put_masters(
+                Some(&model),
+                Some(&rest),
+                &inputs.values(len, 1.0, Dtype::F32),
+            );
             Box::new(move || {
                 adamw::step_into(&rest, &g, &m, &v, Some(&model), &RULE, 0.5);
                 let (upper, lower) = (model.clone(), rest.clone());

@@ -24,13 +24,14 @@ const THREADS: u32 = 256;
 const BLOCKS: usize = 1 << 12;
 
 impl Product<'_> {
-    /// Whether it is a gradient of f32 with whole matrices of bf16.
+    /// Whether it is a gradient of f32 with whole matrices of bf16. A weight's is two sums into one C of f32.
     pub(super) fn is_of_halves(&self) -> bool {
         let [a, b] = [self.a.0, self.b.0];
         let whole = [a, b].iter().all(|view| view.width == view.pitch());
         let gradient = self.b.1 == Trans::No && self.bias.is_none() && self.offsets.is_none();
         let mixed = (a.dtype(), b.dtype()) == (Dtype::F32, Dtype::Bf16);
-        mixed && whole && gradient && !self.sizes.contains(&0)
+        let rounds_once = self.a.1 == Trans::No || self.c.dtype() == Dtype::F32;
+        mixed && rounds_once && whole && gradient && !self.sizes.contains(&0)
     }
 
     pub(super) fn in_halves(&self, gpu: &Cuda) {

@@ -10,8 +10,9 @@ pub(super) const F32_TOLERANCE: f64 = 1e-4;
 /// Over how many steps losses are compared one by one: later ones follow from what rounding made of the
 /// first. On an H100 in f32 they are 1.7 % off a CPU's after 200 steps, 5e-8 in the first 20.
 const ALIKE: usize = 20;
-/// What the mean loss of the last tenth of a run may differ by of itself, in any precision.
-const LAST_TOLERANCE: f64 = 2e-2;
+/// What the mean loss of a tenth of a run may differ by of itself, in any precision. On an H100 it is 0.8 % at most
+/// in f32, where only the order of sums differs, and 1.9 % in bf16.
+const TENTH_TOLERANCE: f64 = 3e-2;
 /// Losses in bf16 may differ from those in f32 by this much of themselves.
 pub(super) const BF16_TOLERANCE: f64 = 1e-2;
 
@@ -114,11 +115,14 @@ pub(super) fn deviation(found: &[f64], expected: &[f64], steps: usize) -> f64 {
         })
 }
 
-/// The relative difference of mean losses over the last tenth.
-fn end_deviation(found: &[f64], expected: &[f64]) -> f64 {
-    let last = expected.len().div_ceil(10);
-    let sum = |losses: &[f64]| losses.iter().rev().take(last).sum::<f64>();
-    (sum(found) / sum(expected) - 1.0).abs()
+/// The largest relative difference of mean losses over a tenth of the steps.
+fn tenth_deviation(found: &[f64], expected: &[f64]) -> f64 {
+    let tenth = expected.len().div_ceil(10).max(1);
+    let means = |losses: &[f64]| -> Vec<f64> {
+        let of = |tenth: &[f64]| tenth.iter().sum::<f64>() / tenth.len() as f64;
+        losses.chunks(tenth).map(of).collect()
+    };
+    deviation(&means(found), &means(expected), expected.len())
 }
 
 /// A difference for a table.
@@ -129,7 +133,7 @@ pub(super) fn figure(value: f64) -> String {
     }
 }
 
-/// The same steps on the CPU in f32, on the GPU in f32 and in bf16: alike at first, and as good in the end.
+/// The same steps on the CPU in f32, on the GPU in f32 and in bf16: alike at first, and in the mean later.
 pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
     let steps = if bench.options.small { 6 } else { 200 };
     let run = |name, precision, device| Run {
@@ -150,7 +154,7 @@ pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
         ">last",
         ">worst of first 20",
         ">limit",
-        ">mean of last tenth",
+        ">worst mean of a tenth",
         ">limit",
     ]);
     let ends = |losses: &[f64]| {
@@ -177,8 +181,8 @@ pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
             }
         };
         let alike = deviation(&losses, &reference, ALIKE);
-        let at_end = end_deviation(&losses, &reference);
-        trial.judge(alike <= limit && at_end <= LAST_TOLERANCE);
+        let tenths = tenth_deviation(&losses, &reference);
+        trial.judge(alike <= limit && tenths <= TENTH_TOLERANCE);
         let [first, last] = ends(&losses);
         table.row([
             format!("GPU, {precision}"),
@@ -186,8 +190,8 @@ pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
             last,
             figure(alike),
             figure(limit),
-            figure(at_end),
-            figure(LAST_TOLERANCE),
+            figure(tenths),
+            figure(TENTH_TOLERANCE),
         ]);
         curves.push((name, losses));
     }
@@ -286,8 +290,8 @@ mod tests {
 
         let mut losses = [1.0; 20];
         losses[18] = 1.5;
-        assert!(close(end_deviation(&losses, &[1.0; 20]), 0.25));
-        losses[0] = 9.0;
-        assert!(close(end_deviation(&losses, &[1.0; 20]), 0.25));
+        assert!(close(tenth_deviation(&losses, &[1.0; 20]), 0.25));
+        losses[1] = 2.0;
+        assert!(close(tenth_deviation(&losses, &[1.0; 20]), 0.5));
     }
 }
