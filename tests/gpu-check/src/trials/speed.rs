@@ -188,6 +188,11 @@ pub(super) fn models(bench: &Bench<'_>, trial: &mut Trial) -> Result<(), Error> 
         // Memory in the arena is what the plan declares, or one of the two is wrong.
         trial.judge((run.measured_gib / run.predicted_gib - 1.0).abs() < 0.01);
     }
+    if table.is_empty() {
+        let names = models.iter().map(|(_, name)| *name);
+        let names = names.collect::<Vec<_>>().join(", ");
+        trial.notes.push(format!("none of {names} was asked for"));
+    }
     if bench.options.beside.is_none() {
         trial
             .notes
