@@ -25,6 +25,7 @@ mod shelf;
 mod tests;
 mod threads;
 mod wire;
+mod words;
 mod world;
 
 use std::cell::RefCell;
@@ -334,8 +335,10 @@ pub trait Transport: fmt::Debug {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The collective with its size.
+    #[serde(deserialize_with = "words::heard")]
     pub op: String,
     /// Name and ranks of the group.
+    #[serde(deserialize_with = "words::heard")]
     pub group: String,
     /// Its number among the group's collectives, from 0.
     pub sequence: u64,
@@ -364,6 +367,7 @@ pub enum TransportError {
         /// The rank that failed.
         failed_rank: u32,
         /// How.
+        #[serde(deserialize_with = "words::heard")]
         failure: String,
         /// Whether it was given up because it said nothing, so that it may never end by itself.
         is_silent: bool,
@@ -402,6 +406,7 @@ pub enum TransportError {
         /// Another rank.
         other_rank: u32,
         /// What that one called.
+        #[serde(deserialize_with = "words::heard")]
         other_call: String,
     },
     /// NCCL failed, in the call or in the background.
@@ -417,6 +422,7 @@ pub enum TransportError {
         /// Bytes of the rank's full buffer.
         bytes: u64,
         /// What NCCL says.
+        #[serde(deserialize_with = "words::heard")]
         failure: String,
     },
     /// A collective of GPUs did not end in time.

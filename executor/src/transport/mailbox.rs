@@ -21,7 +21,7 @@ use moefold_planner::mesh::GroupKind;
 use serde::{Deserialize, Serialize};
 
 use super::shelf::Numbers;
-use super::{Place, TransportError};
+use super::{Place, TransportError, words};
 
 /// What a post takes beside its numbers, and for each member of its group, at most.
 const POST_BYTES: u64 = 512;
@@ -189,6 +189,7 @@ struct Slot {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Failure {
     pub(super) rank: u32,
+    #[serde(deserialize_with = "words::heard")]
     pub(super) message: String,
     /// Whether the rank was given up because it said nothing, so that it may never end by itself.
     pub(super) is_silent: bool,

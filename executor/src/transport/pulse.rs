@@ -40,7 +40,8 @@ impl Pulse {
         let (mut here, said) = (connection, Arc::clone(&silence));
         let beat = move || {
             while here.write_all(&BEAT).is_ok() {
-                match next(&mut here, patience) {
+                // With the pause before it is `patience` after the last answer.
+                match next(&mut here, patience * 3 / 4) {
                     Ok(true) => thread::sleep(patience / 4),
                     Ok(false) => {
                         said.get_or_init(|| silent(patience));

@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 use super::mail::{Mail, TO_FIRST};
 use super::mailbox::{Call, Collected, Failure, Group, GroupKey, Mailbox, Payload, Post};
 use super::pulse::Pulse;
-use super::wire::{self, printable};
-use super::{Place, TransportError};
+use super::words::{self, printable};
+use super::{Place, TransportError, wire};
 
 /// Groups that one rank may name.
 const GROUPS: usize = 1 << 16;
@@ -49,7 +49,7 @@ enum Request {
         call: SentCall,
     },
     Failure,
-    Poison(String),
+    Poison(#[serde(deserialize_with = "words::heard")] String),
     Leave,
 }
 
@@ -402,7 +402,7 @@ fn answer(
         }
         Request::Failure => Reply::Failure(mailbox.failure().cloned()),
         Request::Poison(message) => {
-            mailbox.poison(rank, printable(&message));
+            mailbox.poison(rank, message);
             Reply::Done
         }
         Request::Leave => {

@@ -26,7 +26,8 @@ use super::mailbox::Mailbox;
 use super::pulse::{self, Pulse};
 use super::remote;
 use super::secret::{Nonce, PROOF, Secret, Side, nonce};
-use super::wire::{self, MAGIC, printable};
+use super::wire::{self, MAGIC};
+use super::words::{self, printable};
 use crate::error::Error;
 
 /// Between two tries to connect.
@@ -77,7 +78,7 @@ struct Proven {
 #[derive(Debug, Serialize, Deserialize)]
 enum Welcome {
     Come,
-    Refused(String),
+    Refused(#[serde(deserialize_with = "words::heard")] String),
 }
 
 /// How ranks meet.

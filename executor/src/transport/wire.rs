@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::mailbox::Payload;
+use super::words::printable;
 
 /// What a connection begins with. The last number is the version of the protocol.
 pub(super) const MAGIC: [u8; 12] = *b"moefold\n\0\0\0\x05";
@@ -53,7 +54,11 @@ pub(super) fn head<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<(T, 
         ));
     }
     let header = body(from, header)?;
-    Ok((serde_json::from_slice(&header)?, announced))
+    let header = serde_json::from_slice(&header).map_err(|error| {
+        // It repeats what it does not know.
+        io::Error::new(io::ErrorKind::InvalidData, printable(&error.to_string()))
+    })?;
+    Ok((header, announced))
 }
 
 /// Reads a frame that has no body.
@@ -124,20 +129,6 @@ fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
     numbers
 }
 
-/// What another process says, for a person to read: without what would steer a terminal, and not too long.
-pub(super) fn printable(said: &str) -> String {
-    const LONGEST: usize = 4096;
-    let mut shown = String::new();
-    for character in said.chars().take(LONGEST) {
-        if character.is_control() && character != '\n' && character != '\t' {
-            shown.extend(character.escape_default());
-        } else {
-            shown.push(character);
-        }
-    }
-    shown
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,27 +163,14 @@ mod tests {
             );
         }
     }
-
     #[test]
-    fn what_steers_a_terminal_is_spelled_out() {
-        assert_eq!(printable("rank 1:\n\tno file"), "rank 1:\n\tno file");
-        assert_eq!(printable("a\x1b[2Jb\r\u{9b}c"), "a\\u{1b}[2Jb\\r\\u{9b}c");
-        assert_eq!(printable(&"x".repeat(10_000)).len(), 4096);
-    }
-
-    #[test]
-    fn what_is_announced_too_long_is_refused_before_memory_is_taken() {
-        let refused = |lengths: [u64; 2], expected: &str| {
-            let mut sent = lengths.map(u64::to_le_bytes).concat();
-            sent.extend(b"null");
-            let error = read::<()>(&mut &*sent).expect_err("too long").to_string();
-            assert!(error.contains(expected), "{error}");
-        };
-        refused([HEADER_LIMIT + 1, 0], "a header of 1048577 bytes");
-        refused(
-            [u64::MAX, u64::MAX],
-            "a header of 18446744073709551615 bytes",
-        );
-        refused([4, 1001], "a body of 1001 bytes, and 0 were expected");
+    fn what_is_no_header_is_named_without_what_steers_a_terminal() {
+        let mut sent = Vec::new();
+        let header = serde_json::json!({"\x1b[2J": 0});
+        write(&mut sent, &header, &[]).expect("memory takes all");
+        let refused = read::<Result<u32, u32>>(&mut &sent[..]);
+        let refused = refused.expect_err("no header").to_string();
+        assert!(refused.contains("\\u{1b}[2J"), "{refused}");
+        assert!(!refused.contains(char::is_control), "{refused:?}");
     }
 }
