@@ -52,7 +52,7 @@ pub(crate) fn run(args: &CalibrateArgs, output: Output) -> Result<(), Failure> {
         .zip(&args.measured)
         .map(|((path, plan), measured)| {
             Ok(Measured {
-                source: format!("{}, {measured}", path.display()),
+                source: format!("{}, {}", path.display(), measured.display()),
                 step_s: step_s(plan, measured)?,
             })
         })
@@ -145,14 +145,15 @@ fn fitted(
 }
 
 /// What a step took: seconds as they stand, or the median of what a directory or a log holds.
-fn step_s(plan: &Plan, measured: &str) -> Result<f64, Failure> {
+fn step_s(plan: &Plan, measured: &Path) -> Result<f64, Failure> {
+    let shown = measured.display();
     let refuse = |found: &str| {
         Failure::Request(anyhow!(
-            "--measured {measured}: found {found}, expected seconds above 0, a run directory, a profile \
+            "--measured {shown}: found {found}, expected seconds above 0, a run directory, a profile \
              directory with steps, or a Megatron log"
         ))
     };
-    if let Ok(seconds) = measured.parse::<f64>() {
+    if let Some(Ok(seconds)) = measured.to_str().map(str::parse::<f64>) {
         let fits = seconds.is_finite() && seconds > 0.0;
         return if fits {
             Ok(seconds)
@@ -160,18 +161,17 @@ fn step_s(plan: &Plan, measured: &str) -> Result<f64, Failure> {
             Err(refuse("no time"))
         };
     }
-    let path = Path::new(measured);
-    let summary = path.join("summary.json");
+    let summary = measured.join("summary.json");
     if summary.is_file() {
-        return of_run(plan, path, &summary);
+        return of_run(plan, measured, &summary);
     }
-    if !path.exists() {
+    if !measured.exists() {
         return Err(refuse("no such file"));
     }
-    let steps = import::steps(path).map_err(Failure::request)?;
+    let steps = import::steps(measured).map_err(Failure::request)?;
     let steps = steps.ok_or_else(|| refuse("no steps in it"))?;
     let step_s = steps.median_of(plan.request.batch.global_batch);
-    step_s.map_err(|found| Failure::Request(anyhow!("--measured {measured}: {found}")))
+    step_s.map_err(|found| Failure::Request(anyhow!("--measured {shown}: {found}")))
 }
 
 /// The median step of a run, which must be of the plan.

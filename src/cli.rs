@@ -101,10 +101,10 @@ pub(crate) enum Verb {
 pub(crate) struct PlanArgs {
     /// Preset name, a Hugging Face config.json, or a directory that holds one
     #[arg(long)]
-    pub(crate) model: String,
+    pub(crate) model: PathBuf,
     /// Preset name or a cluster TOML file
     #[arg(long)]
-    pub(crate) cluster: String,
+    pub(crate) cluster: PathBuf,
     /// GPUs to use (ranks, on `local`)
     #[arg(long)]
     pub(crate) gpus: Option<u32>,
@@ -201,7 +201,7 @@ pub(crate) struct PlanArgs {
     /// Expert load: balanced, a run directory whose routing to take, or a JSON histogram of tokens an
     /// expert
     #[arg(long, default_value = "balanced")]
-    pub(crate) routing: String,
+    pub(crate) routing: PathBuf,
     /// Say also how experts are best placed on the ranks of #1 under --routing, each rank holding so many more than its
     /// share: 0 moves experts, more holds busy ones several times
     #[arg(long, value_name = "COPIES")]
@@ -282,13 +282,13 @@ pub(crate) struct CheckArgs {
     pub(crate) settings: PathBuf,
     /// Preset name or a cluster TOML file
     #[arg(long)]
-    pub(crate) cluster: String,
+    pub(crate) cluster: PathBuf,
     /// GPUs they run on
     #[arg(long)]
     pub(crate) gpus: Option<u32>,
     /// The model, where the flags do not describe it: preset name, a Hugging Face config.json, or its directory
     #[arg(long)]
-    pub(crate) model: Option<String>,
+    pub(crate) model: Option<PathBuf>,
     /// The release of Megatron-LM that reads them
     #[arg(long, default_value = "main", value_name = "RELEASE", value_parser = flags::one_of(&Version::ALL, Version::name))]
     pub(crate) megatron: Version,
@@ -316,7 +316,7 @@ pub(crate) struct ExecuteArgs {
     pub(crate) text: Vec<PathBuf>,
     /// Tokenizer of --text: byte, o200k, cl100k, a tokenizer.json or a .tiktoken file
     #[arg(long, default_value = "byte")]
-    pub(crate) tokenizer: String,
+    pub(crate) tokenizer: PathBuf,
     /// Initial weights: random, or a Hugging Face directory with safetensors
     #[arg(long, default_value = "random")]
     pub(crate) init: PathBuf,
@@ -555,7 +555,7 @@ pub(crate) enum Launch {
 pub(crate) struct ProfileArgs {
     /// Measure at the shapes this model needs (preset, config.json or directory) [default: a sweep]
     #[arg(long)]
-    pub(crate) model: Option<String>,
+    pub(crate) model: Option<PathBuf>,
     /// Measure at the shapes of this plan
     #[arg(long, conflicts_with = "model")]
     pub(crate) plan: Option<PathBuf>,
@@ -598,7 +598,7 @@ pub(crate) struct CourseArgs {
     pub(crate) text: Vec<PathBuf>,
     /// Tokenizer of --text: byte, o200k, cl100k, a tokenizer.json or a .tiktoken file
     #[arg(long, default_value = BYTE)]
-    pub(crate) tokenizer: String,
+    pub(crate) tokenizer: PathBuf,
     #[command(flatten)]
     pub(crate) train: TrainArgs,
 }
@@ -636,7 +636,7 @@ pub(crate) struct CalibrateArgs {
     pub(crate) plan: Vec<PathBuf>,
     /// What its step took: seconds, a run directory, a profile directory with steps, or a Megatron log
     #[arg(long, required = true, value_name = "STEP_S|LOG|DIR")]
-    pub(crate) measured: Vec<String>,
+    pub(crate) measured: Vec<PathBuf>,
     /// Profile directory of measured costs that plans are priced with; may be given several times
     #[arg(long)]
     pub(crate) profile: Vec<PathBuf>,
@@ -696,7 +696,7 @@ pub(crate) struct PrepareArgs {
     pub(crate) out: PathBuf,
     /// byte, o200k, cl100k, a tokenizer.json or a .tiktoken file (split as o200k does)
     #[arg(long, default_value = "byte")]
-    pub(crate) tokenizer: String,
+    pub(crate) tokenizer: PathBuf,
     /// Key of a JSON line whose value is the text
     #[arg(long, default_value = "text")]
     pub(crate) key: String,
@@ -770,7 +770,7 @@ pub(crate) struct GroupsArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ModelsArgs {
     /// Preset name, a config.json, or a directory that holds one
-    pub(crate) model: Option<String>,
+    pub(crate) model: Option<PathBuf>,
     /// Sequence length that FLOPs are counted at
     #[arg(long, default_value_t = 4096)]
     pub(crate) seq_len: u64,
@@ -779,14 +779,14 @@ pub(crate) struct ModelsArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ClustersArgs {
     /// Preset name or a cluster TOML file
-    pub(crate) cluster: Option<String>,
+    pub(crate) cluster: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     /// Preset name, a Hugging Face config.json, or a directory that holds one
     #[arg(long, default_value = "bench-qwen3-moe")]
-    pub(crate) model: String,
+    pub(crate) model: PathBuf,
     /// Tokens a sequence
     #[arg(long, default_value_t = 256)]
     pub(crate) seq_len: u64,
@@ -859,7 +859,7 @@ pub(crate) struct GpuCheckArgs {
     pub(crate) without: Vec<Peer>,
     /// The Python that has PyTorch
     #[arg(long, default_value = "python3", value_name = "PROGRAM")]
-    pub(crate) python: String,
+    pub(crate) python: OsString,
     /// Seconds without an answer after which a case counts as hung
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
     pub(crate) deadline_s: u64,

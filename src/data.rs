@@ -83,11 +83,12 @@ pub(crate) fn prepare(args: &PrepareArgs, output: Output) -> Result<(), Failure>
 }
 
 /// The id of a token that is given by its number or its text.
-fn eod(token: &str, tokenizer: &Tokenizer, name: &str) -> Result<u32, Failure> {
+fn eod(token: &str, tokenizer: &Tokenizer, name: &Path) -> Result<u32, Failure> {
     let id = token.parse().ok().or_else(|| tokenizer.id_of(token));
     id.ok_or_else(|| {
         Failure::Request(anyhow!(
-            "--eod {token}: is no one token of the tokenizer {name}, and no id"
+            "--eod {token}: is no one token of the tokenizer {}, and no id",
+            name.display()
         ))
     })
 }

@@ -523,9 +523,11 @@ fn name_of(directory: &Path) -> String {
 }
 
 /// The cluster an argument means; `local` has as many ranks as are asked for.
-pub(crate) fn cluster(name: &str, gpus: Option<u32>) -> Result<Cluster, Failure> {
+pub(crate) fn cluster(name: &Path, gpus: Option<u32>) -> Result<Cluster, Failure> {
     match gpus {
-        Some(ranks) if name.eq_ignore_ascii_case("local") && ranks > 0 => Ok(presets::local(ranks)),
+        Some(ranks) if ranks > 0 && name.as_os_str().eq_ignore_ascii_case("local") => {
+            Ok(presets::local(ranks))
+        }
         _ => presets::resolve(name).map_err(Failure::request),
     }
 }
@@ -611,7 +613,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     };
     options.memory_headroom = args.memory_headroom / 100.0;
     options.top = args.top as usize;
-    if args.routing != "balanced" {
+    if args.routing != Path::new("balanced") {
         options.routing = Some(Routing::read(&args.routing).map_err(refusal)?);
     }
     Ok(options)

@@ -270,7 +270,7 @@ impl CourseArgs {
         device: DeviceSpec,
     ) -> Result<Option<(Samples, TrainOptions)>, Failure> {
         if self.text.is_empty() {
-            return if self.train == TrainArgs::default() && self.tokenizer == BYTE {
+            return if self.train == TrainArgs::default() && self.tokenizer == Path::new(BYTE) {
                 Ok(None)
             } else {
                 Err(Failure::Request(anyhow!(
@@ -408,7 +408,7 @@ pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
 /// What the layouts of a model run, one sequence a microbatch: on the CPU those of this many ranks; on
 /// a GPU those of a node of its kind, one rank a GPU, and of the ranks that run, `each` on a machine.
 fn model_keys(
-    name: &str,
+    name: &Path,
     seq_len: u64,
     [ranks, each]: [u32; 2],
     chosen: &Chosen,
@@ -430,8 +430,9 @@ fn model_keys(
     found.dedup();
     if found.is_empty() {
         return Err(Failure::Request(anyhow!(
-            "no layout of {name} is legal on {ranks} ranks at sequence length {seq_len}; \
-             try another --ranks or --seq-len"
+            "no layout of {} is legal on {ranks} ranks at sequence length {seq_len}; \
+             try another --ranks or --seq-len",
+            name.display()
         )));
     }
     Ok(found)

@@ -455,6 +455,22 @@ fn paths_need_not_be_utf_8() {
             .join("checkpoints/step-2")
             .is_dir()
     );
+    let cluster = folder.join(name(b"cluster.toml"));
+    fs::write(&cluster, "version = 1\nbase = \"dgx-h100\"\n").expect("writable");
+    let mut plan = program(&[
+        "plan",
+        "--gpus",
+        "8",
+        "--seq-len",
+        "32",
+        "--global-batch",
+        "8",
+    ]);
+    plan.arg("--model").arg(&weights);
+    plan.arg("--cluster").arg(&cluster);
+    plan.arg("--routing").arg(&first);
+    let (code, _, errors) = run(&mut plan);
+    assert_eq!((code, errors.as_str()), (0, ""));
 }
 
 #[test]

@@ -106,15 +106,14 @@ pub fn load_cluster(path: &Path) -> Result<Cluster, ClusterError> {
 }
 
 /// A cluster by preset name, or from a file where the text is a path to one.
-pub fn resolve(name_or_path: &str) -> Result<Cluster, ClusterError> {
-    let path = Path::new(name_or_path);
+pub fn resolve(name_or_path: impl AsRef<Path>) -> Result<Cluster, ClusterError> {
+    let path = name_or_path.as_ref();
     let looks_like_file = path
         .extension()
         .is_some_and(|ext| ext.eq_ignore_ascii_case("toml"));
-    if looks_like_file || path.is_file() {
-        load_cluster(path)
-    } else {
-        cluster(name_or_path)
+    match path.to_str() {
+        Some(name) if !looks_like_file && !path.is_file() => cluster(name),
+        _ => load_cluster(path),
     }
 }
 
@@ -128,7 +127,7 @@ pub struct Description {
 }
 
 /// Describes a preset or a cluster file.
-pub fn describe(name_or_path: &str) -> Result<Description, ClusterError> {
+pub fn describe(name_or_path: impl AsRef<Path>) -> Result<Description, ClusterError> {
     let cluster = resolve(name_or_path)?;
     let measured = crate::table::summary(&cluster.gpu.name.to_lowercase());
     Ok(Description { cluster, measured })

@@ -234,7 +234,7 @@ impl<'a> Bench<'a> {
         let trained = train_into(&run, &profiled, &self.samples, &options, self.output)?;
         let summary = trained.summary;
         let own = self.plan(number, std::slice::from_ref(&run), None)?;
-        let routing = Routing::read(&run.display().to_string()).map_err(Failure::runtime)?;
+        let routing = Routing::read(&run).map_err(Failure::runtime)?;
         let routed = self.plan(number, &[], Some(routing))?;
 
         let steps: Vec<f64> = trained.steps.iter().map(|step| step.step_s).collect();

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{self, AssertUnwindSafe};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -34,24 +34,28 @@ pub enum Tokenizer {
 
 impl Tokenizer {
     /// The tokenizer of a name on the command line: `byte`, `o200k`, `cl100k`, or a file.
-    pub fn named(name: &str) -> Result<Self, Error> {
-        match name {
-            "byte" => Ok(Self::Byte),
+    pub fn named(name: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = name.as_ref();
+        match path.to_str() {
+            Some("byte") => return Ok(Self::Byte),
             // Ranks 0 to 199997 and two special tokens, the larger of which is 200018.
-            "o200k" => compiled_in(name, tiktoken_rs::o200k_base().ok(), 200_019),
-            // Ranks 0 to 100255 and five special tokens, the largest of which is 100276.
-            "cl100k" => compiled_in(name, tiktoken_rs::cl100k_base().ok(), 100_277),
-            other => {
-                let path = PathBuf::from(other);
-                match path.extension().and_then(|ending| ending.to_str()) {
-                    Some("json") => hugging_face(&path),
-                    Some("tiktoken") => tiktoken(&path),
-                    _ => Err(Error::Request(format!(
-                        "unknown tokenizer {other:?}; expected byte, o200k, cl100k, a tokenizer.json or a \
-                         .tiktoken file"
-                    ))),
-                }
+            Some(name @ "o200k") => {
+                return compiled_in(name, tiktoken_rs::o200k_base().ok(), 200_019);
             }
+            // Ranks 0 to 100255 and five special tokens, the largest of which is 100276.
+            Some(name @ "cl100k") => {
+                return compiled_in(name, tiktoken_rs::cl100k_base().ok(), 100_277);
+            }
+            _ => {}
+        }
+        match path.extension().and_then(|ending| ending.to_str()) {
+            Some("json") => hugging_face(path),
+            Some("tiktoken") => tiktoken(path),
+            _ => Err(Error::Request(format!(
+                "unknown tokenizer {}; expected byte, o200k, cl100k, a tokenizer.json or a \
+                 .tiktoken file",
+                path.display()
+            ))),
         }
     }
 
@@ -325,7 +329,7 @@ mod tests {
         lines.push(format!("{} 300", encode(b" be")));
         let load = |lines: &[String]| {
             std::fs::write(&path, lines.join("\n")).expect("writes");
-            Tokenizer::named(path.to_str().expect("UTF-8 path"))
+            Tokenizer::named(&path)
         };
         let tokenizer = load(&lines).expect("loads");
         assert_eq!(tokenizer.vocab_size(), 301);
@@ -366,7 +370,7 @@ mod tests {
             "post_processor": null, "decoder": null, "model": {"type": "WordLevel",
             "vocab": {"[UNK]": 0, "to": 1, "be": 2, "or": 3, "not": 4}, "unk_token": "[UNK]"}}"#;
         std::fs::write(&path, description).expect("writes");
-        let tokenizer = Tokenizer::named(path.to_str().expect("UTF-8 path")).expect("loads");
+        let tokenizer = Tokenizer::named(&path).expect("loads");
         assert_eq!(tokenizer.vocab_size(), 5);
         assert_eq!(
             tokenizer.encode(b"to be or not to bee"),
@@ -377,7 +381,7 @@ mod tests {
             "vocab": {"t": 0, "e": 1}, "merges": [["t", "e"]]}}"#;
         for text in ["{}", "{\"added_tokens\":[],\"decoder\":", short] {
             std::fs::write(&path, text).expect("writes");
-            let refused = Tokenizer::named(path.to_str().expect("UTF-8 path"));
+            let refused = Tokenizer::named(&path);
             let text = refused.expect_err("refused").to_string();
             assert!(text.contains("is not a Hugging Face tokenizer"), "{text}");
         }
@@ -393,7 +397,7 @@ mod tests {
             let description =
                 json!({ "added_tokens": [], "normalizer": normalizer, "model": model });
             std::fs::write(&path, description.to_string()).expect("writes");
-            Tokenizer::named(path.to_str().expect("UTF-8 path"))
+            Tokenizer::named(&path)
         };
         let replace = |kind: &str, pattern: &str, content: &str| json!({ "type": "Replace", "pattern": { kind: pattern }, "content": content });
         // Of Llama 2.

@@ -13,9 +13,12 @@ use super::{Model, ModelError, hf, presets};
 impl Model {
     /// Reads the model that an argument means: a preset's name, a `config.json`, or a folder that
     /// holds one.
-    pub fn resolve(argument: &str) -> Result<Self, ModelError> {
+    pub fn resolve(argument: impl AsRef<Path>) -> Result<Self, ModelError> {
+        let path = argument.as_ref();
+        let Some(argument) = path.to_str() else {
+            return hf::read(path);
+        };
         let exact = presets::names().any(|name| plain(name) == plain(argument));
-        let path = Path::new(argument);
         let holds_model = path.is_file() || path.join("config.json").is_file();
         let looks_like_path = argument.starts_with(['.', '/', '~'])
             || path
@@ -85,7 +88,7 @@ mod tests {
         let config = presets::find("quickstart").expect("a preset").config();
         std::fs::write(&file, config).expect("writable");
         for path in [&inner, &file] {
-            let model = Model::resolve(&path.display().to_string()).expect("readable");
+            let model = Model::resolve(path).expect("readable");
             assert_eq!(model.name, "My-Model");
         }
     }

@@ -53,11 +53,13 @@ enum File {
 impl Routing {
     /// Reads what `path` is: a run directory, or a file with `[n, n, ...]` or a list of such lists, one for
     /// each MoE layer.
-    pub fn read(path: &str) -> Result<Self, PlanError> {
-        if Path::new(path).is_dir() {
+    pub fn read(path: impl AsRef<Path>) -> Result<Self, PlanError> {
+        let path = path.as_ref();
+        if path.is_dir() {
             return Self::of_run(path);
         }
         let text = text_of(path)?;
+        let path = &path.display().to_string();
         let file: File = serde_json::from_str(&text).map_err(|_| {
             let expected = "is not a JSON list of tokens an expert, or a list of such lists";
             refuse(path, expected.to_owned())
@@ -81,13 +83,12 @@ impl Routing {
     /// The routing of a run: time by its steps after warm-up (all of them where it did not finish), memory
     /// by the microbatch in which its worst rank came to its peak. Where the run does not say which that
     /// was, memory goes by the last step.
-    fn of_run(dir: &str) -> Result<Self, PlanError> {
-        let file = |name: &str| Path::new(dir).join(name).display().to_string();
-        let (steps, summary) = (file("steps.jsonl"), file("summary.json"));
-        let skipped = if Path::new(&summary).is_file() {
+    fn of_run(dir: &Path) -> Result<Self, PlanError> {
+        let [steps, summary] = ["steps.jsonl", "summary.json"].map(|name| dir.join(name));
+        let skipped = if summary.is_file() {
             let found = RunSummary::read(&text_of(&summary)?);
             found
-                .map_err(|problem| refuse(&summary, problem))?
+                .map_err(|problem| refuse(&summary.display().to_string(), problem))?
                 .warmup_steps
         } else {
             0
@@ -98,7 +99,9 @@ impl Routing {
         };
         let mut gathered = Gathered::default();
         let (mut seen, mut last, mut fullest) = (0, Histogram::new(), None);
-        for record in StepRecord::lines(&text_of(&steps)?) {
+        let text = text_of(&steps)?;
+        let steps = steps.display().to_string();
+        for record in StepRecord::lines(&text) {
             let record = record
                 .map_err(|(line, problem)| refuse(&steps, format!("line {line}: {problem}")))?;
             let whole = numbers(&record.expert_load);
@@ -126,7 +129,7 @@ impl Routing {
             Some((load, at)) => gathered.set_memory(&load, Some(at)),
             None => gathered.set_memory(&last, None),
         }
-        Ok(gathered.finish(dir))
+        Ok(gathered.finish(&dir.display().to_string()))
     }
 
     /// The loads of one layout, by MoE layer. For other numbers of expert ranks they are taken as they are:
@@ -338,8 +341,8 @@ fn by_rank(tokens: &[f64], ep: u32) -> Vec<f64> {
     held.map(load).collect()
 }
 
-fn text_of(path: &str) -> Result<String, PlanError> {
-    fs::read_to_string(path).map_err(|error| refuse(path, error.to_string()))
+fn text_of(path: &Path) -> Result<String, PlanError> {
+    fs::read_to_string(path).map_err(|error| refuse(&path.display().to_string(), error.to_string()))
 }
 
 fn refuse(path: &str, problem: String) -> PlanError {

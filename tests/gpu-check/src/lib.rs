@@ -8,6 +8,7 @@
 //! program, prints nothing and ends nothing, and what only the command line knows it asks of its
 //! [`Caller`].
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -64,7 +65,7 @@ pub struct Options {
     /// A Python script that trains the cut models with PyTorch.
     pub beside: Option<PathBuf>,
     /// The Python that has PyTorch.
-    pub python: String,
+    pub python: OsString,
     /// Time without an answer after which a case counts as hung.
     pub deadline: Duration,
     /// The op whose parts abort, in a rehearsal.

@@ -1,5 +1,6 @@
 //! PyTorch at the same shapes, timed by a script of its own (`torch.py`).
 
+use std::ffi::OsStr;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -31,7 +32,7 @@ pub(crate) struct Torch {
 }
 
 /// Times PyTorch with `python` at these sizes.
-pub(crate) fn times(python: &str, sizes: &[Sizes]) -> Torch {
+pub(crate) fn times(python: &OsStr, sizes: &[Sizes]) -> Torch {
     match ask(python, sizes) {
         Ok(torch) => torch,
         Err(why) => Torch {
@@ -42,14 +43,14 @@ pub(crate) fn times(python: &str, sizes: &[Sizes]) -> Torch {
     }
 }
 
-fn ask(python: &str, sizes: &[Sizes]) -> Result<Torch, String> {
+fn ask(python: &OsStr, sizes: &[Sizes]) -> Result<Torch, String> {
     let child = Command::new(python)
         .args(["-c", SCRIPT])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
-    let mut child = child.map_err(|error| format!("{python}: {error}"))?;
+    let mut child = child.map_err(|error| format!("{}: {error}", python.display()))?;
     let request = json!(sizes.iter().map(described).collect::<Vec<_>>()).to_string();
     if let Some(mut stdin) = child.stdin.take() {
         // A script that ended early has closed its end; its own message says why.

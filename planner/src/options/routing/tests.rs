@@ -92,7 +92,7 @@ fn run(steps: &[StepRecord], warmup: Option<u64>) -> tempfile::TempDir {
 }
 
 fn read(dir: &tempfile::TempDir) -> Result<Routing, PlanError> {
-    Routing::read(&dir.path().display().to_string())
+    Routing::read(dir.path())
 }
 
 #[test]

@@ -90,13 +90,13 @@ pub(super) const TARGETS: [Target; 18] = [
     ),
     Target::new("tiktoken", "tokens of a tokenizer", |place, input| {
         let path = put(place, "file.tiktoken", input);
-        Tokenizer::named(path.to_str().expect("a plain path"))
+        Tokenizer::named(path)
             .map_err(|error| error.to_string())
             .and_then(|tokenizer| encoded(&tokenizer))
     }),
     Target::new("tokenizer", "tokenizer.json", |place, input| {
         let path = put(place, "tokenizer.json", input);
-        Tokenizer::named(path.to_str().expect("a plain path"))
+        Tokenizer::named(path)
             .map_err(|error| error.to_string())
             .and_then(|tokenizer| encoded(&tokenizer))
     }),

@@ -276,7 +276,7 @@ fn compared(place: &Path, input: &[u8]) -> Result<Page, String> {
 }
 
 fn routing(path: &Path) -> Result<(), String> {
-    let routing = Routing::read(path.to_str().expect("a plain path"));
+    let routing = Routing::read(path);
     let routing = routing.map_err(|error| error.to_string())?;
     for ep in [1, 2, 8] {
         let loads = routing.loads(ep);
