@@ -183,5 +183,20 @@ fn oracle_a_step_that_an_h100_took() {
             "{profile:?}: {:+.1} % of memory",
             off * 100.0
         );
+        let busy = predicted["busy_s"].as_object().expect("seconds by op");
+        let seconds = |stem: &str| busy[stem].as_f64().expect("seconds");
+        let all: f64 = busy.keys().map(|stem| seconds(stem)).sum();
+        let measured = predicted["confidence"]["measured"].as_f64();
+        let expected = match profile {
+            None => 0.0..=0.5,
+            // It has nothing of AdamW.
+            Some("profile") => 0.4..=1.0 - seconds("adamw") / all,
+            // Norms, which do not decay, are updated by themselves.
+            Some(_) => 0.9..=1.0,
+        };
+        assert!(
+            expected.contains(&measured.expect("a share")),
+            "{profile:?}: {measured:?} of {expected:?}"
+        );
     }
 }

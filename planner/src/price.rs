@@ -1,4 +1,4 @@
-//! [`Breakdown`]: what a list of work costs, by category and by how the prices are known.
+//! [`Breakdown`]: what a list of work costs, by category; [`Busy`]: how long each op takes, by how its prices are known.
 //!
 //! Prices come from [`Costs`]; exposure rules from the stack. A breakdown is exposed time on the device's
 //! compute stream: communication that runs beside compute appears only with its excess.
@@ -21,7 +21,6 @@ const CATEGORIES: usize = Category::ALL.len();
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Breakdown {
     by_category: [f64; CATEGORIES],
-    by_source: [f64; Source::ALL.len()],
     /// Seconds that the host takes to issue it, and that the device waits for that.
     host_s: [f64; 2],
     /// Seconds in which the rank meets no others, where all of it is.
@@ -32,15 +31,11 @@ impl Breakdown {
     /// Adds a price.
     pub fn add(&mut self, category: Category, cost: Cost) {
         self.by_category[category as usize] += cost.time.0;
-        self.by_source[cost.source as usize] += cost.time.0;
     }
 
     /// Adds another breakdown.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.by_category.iter_mut().zip(other.by_category) {
-            *mine += theirs;
-        }
-        for (mine, theirs) in self.by_source.iter_mut().zip(other.by_source) {
             *mine += theirs;
         }
         for (mine, theirs) in self.host_s.iter_mut().zip(other.host_s) {
@@ -79,12 +74,6 @@ impl Breakdown {
     pub fn get(&self, category: Category) -> f64 {
         self.by_category[category as usize]
     }
-
-    /// Seconds by how their prices are known, in the order of [`Source::ALL`]. They sum to the time on the
-    /// device less [`Category::Host`] and [`Category::Waiting`], which have no price.
-    pub fn by_source(&self) -> [f64; Source::ALL.len()] {
-        self.by_source
-    }
 }
 
 /// Breakdowns of the two passes of one layer, and what running each part again costs.
@@ -108,7 +97,6 @@ struct Again {
     /// The recompute sets under which it is, as bits.
     sets: u64,
     seconds: f64,
-    by_source: [f64; Source::ALL.len()],
     issued_s: f64,
 }
 
@@ -132,16 +120,10 @@ impl LayerBreakdown {
             host.seconds(false)
         };
         let again = priced.iter().map(|(sets, all)| {
-            let (mut seconds, mut by_source) = (0.0, [0.0; Source::ALL.len()]);
-            for &(_, cost) in all {
-                seconds += cost.time.0;
-                by_source[cost.source as usize] += cost.time.0;
-            }
             let [issued_s, _] = host(&mut all.iter());
             Again {
                 sets: *sets,
-                seconds,
-                by_source,
+                seconds: all.iter().map(|(_, cost)| cost.time.0).sum(),
                 issued_s,
             }
         });
@@ -171,9 +153,6 @@ impl LayerBreakdown {
     pub fn backward_under(&self, set: usize) -> Breakdown {
         let mut breakdown = self.backward;
         for again in self.again.iter().filter(|again| again.sets >> set & 1 == 1) {
-            for (seconds, again_s) in breakdown.by_source.iter_mut().zip(again.by_source) {
-                *seconds += again_s;
-            }
             breakdown.by_category[Category::Recompute as usize] += again.seconds;
             breakdown.host_s[0] += again.issued_s;
         }
@@ -521,17 +500,22 @@ pub fn stem(work: &Work) -> &'static str {
 /// How long an op or collective keeps a rank busy in a step, hidden parts included.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Busy {
-    /// All calls together.
-    pub seconds: f64,
+    /// All calls together, by how their prices are known, in the order of [`Source::ALL`].
+    pub by_source_s: [f64; Source::ALL.len()],
     /// How many.
     pub calls: f64,
 }
 
 impl Busy {
-    /// Adds calls that take so long each.
-    pub fn add(&mut self, seconds: f64, calls: f64) {
-        self.seconds += seconds * calls;
+    /// Adds calls that cost so much each.
+    pub fn add(&mut self, each: Cost, calls: f64) {
+        self.by_source_s[each.source as usize] += each.time.0 * calls;
         self.calls += calls;
+    }
+
+    /// All calls together.
+    pub fn seconds(&self) -> f64 {
+        self.by_source_s.iter().sum()
     }
 }
 
@@ -552,12 +536,12 @@ pub fn add_busy<'a>(
         _ => true,
     };
     for work in list.into_iter().filter(timed) {
-        let time = cost_of(work, costs).time.0;
+        let cost = cost_of(work, costs);
         if let Some(total) = busy.get_mut(stem(work)) {
-            total.add(time, times);
+            total.add(cost, times);
         } else {
             let mut total = Busy::default();
-            total.add(time, times);
+            total.add(cost, times);
             busy.insert(stem(work).to_owned(), total);
         }
     }
@@ -596,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn law_sources_sum_to_the_priced_time_recomputed_or_not() {
+    fn law_what_runs_again_is_added_to_backward() {
         let model = presets::load("mixtral-8x7b").expect("a preset");
         let cluster = moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
         let batch = Batch {
@@ -621,11 +605,9 @@ mod tests {
             let backward = layer.backward_under(index);
             let again = backward.get(Category::Recompute);
             assert_eq!(again > 0.0, set != Recompute::None, "{set:?}");
-            let priced = backward.device() - backward.get(Category::Host);
-            let by_source: f64 = backward.by_source().iter().sum();
-            assert!((by_source - priced).abs() <= 1e-12 * priced, "{set:?}");
-            let more = by_source - plain.by_source().iter().sum::<f64>();
-            assert!((more - again).abs() <= 1e-12 * priced, "{set:?}");
+            let work = |passes: &Breakdown| passes.device() - passes.get(Category::Host);
+            let (all, more) = (work(&backward), work(&backward) - work(&plain));
+            assert!((more - again).abs() <= 1e-12 * all, "{set:?}");
         }
     }
 

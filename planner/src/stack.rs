@@ -261,6 +261,11 @@ impl Stack {
         matches!(self, Self::Moefold(_))
     }
 
+    /// Whether it updates each bucket of a family by itself.
+    pub fn updates_buckets(&self) -> bool {
+        matches!(self, Self::Moefold(_))
+    }
+
     /// Whether it passes over gradients beside its optimizer: [`crate::lower::ends::passes_over_gradients`].
     pub fn sweeps_gradients(&self) -> bool {
         matches!(self, Self::Megatron(_))

@@ -391,7 +391,7 @@ fn columns(first: String, plans: usize) -> impl Iterator<Item = String> {
 fn prices(plan: &PlannedLayout) -> String {
     let c = &plan.predicted.confidence;
     format!(
-        "Prices of #1 by share of its time: {} measured, {} interpolated, {} extrapolated.",
+        "Prices of #1 by share of busy time: {} measured, {} interpolated, {} extrapolated.",
         format::percent(c.measured),
         format::percent(c.interpolated),
         format::percent(c.extrapolated)

@@ -385,7 +385,7 @@ fn confidence(subject: &Subject) -> String {
     // Shares that cancel to just below zero are zero.
     let c = &subject.planned.predicted.confidence;
     format!(
-        "Of the predicted time of {}, {:.0}% rests on costs measured at that very shape, {:.0}% on \
+        "Of the predicted busy time of {}, {:.0}% rests on costs measured at that very shape, {:.0}% on \
          interpolation between measurements, {:.0}% on extrapolation or rooflines.",
         subject.name,
         100.0 * c.measured.abs(),

@@ -148,19 +148,20 @@ pub fn passes_over_gradients(
     passes
 }
 
-/// Setting the gradients of a rank that holds `shard` to zero, where nothing hides it: this project's executor does
-/// it beside the gathers of weights, unless the next step begins with these.
-pub fn cleared(shard: &shard::Shard) -> Vec<Op> {
+/// Setting the gradients of each bucket of a rank to zero, or where it rests divided those of the rank's part in
+/// `shards` of each family, where nothing hides it: this project's executor does it beside the gathers of weights,
+/// unless the next step begins with these.
+pub fn cleared(held: &Held, shards: [u64; 2]) -> Vec<Op> {
     let kind = SweepKind::Fill;
-    let held = [shard.dense(), shard.experts]
-        .into_iter()
-        .filter(|&len| len > 0);
-    held.map(|len| Op::Sweep {
-        kind,
-        len,
-        dtype: Dtype::F32,
-    })
-    .collect()
+    let families = [&held.dense, &held.experts].into_iter().zip(shards);
+    let own = families.flat_map(|(buckets, shards)| buckets.iter().map(move |own| own / shards));
+    own.filter(|&len| len > 0)
+        .map(|len| Op::Sweep {
+            kind,
+            len,
+            dtype: Dtype::F32,
+        })
+        .collect()
 }
 
 /// Adding the reduced gradients of a unit of so many elements to those of one of so many shards, and setting the
@@ -185,6 +186,8 @@ pub struct Held {
     pub replicated: Vec<u64>,
     /// Parameters of experts, of each bucket.
     pub experts: Vec<u64>,
+    /// Whether each bucket is updated by itself, where no states rest on the host; else a family is at once.
+    pub updated_apart: bool,
 }
 
 impl Held {
@@ -194,6 +197,7 @@ impl Held {
             dense: vec![shard.dense()],
             replicated: vec![shard.replicated],
             experts: vec![shard.experts],
+            updated_apart: false,
         }
     }
 }
@@ -242,18 +246,30 @@ pub fn step(
                 weight_dtype.bytes(bucket),
             ));
         }
-        let len = parameters.div_ceil(u64::from(group.ranks));
-        work.optimizer.push(Op::GradNorm { len });
+        let shard = |parameters: u64| parameters.div_ceil(u64::from(group.ranks));
+        let len = shard(parameters);
+        let own: Vec<u64> = if held.updated_apart {
+            buckets.iter().copied().map(shard).collect()
+        } else {
+            vec![len]
+        };
+        let norms = own.iter().filter(|len| **len > 0);
+        work.optimizer
+            .extend(norms.map(|&len| Op::GradNorm { len }));
         let pieces = on_host.pieces(len);
-        let own = if weight_dtype == Dtype::F32 {
+        let kept = if on_host.is_none() {
+            own
+        } else {
+            vec![len - on_host.on_host(len)]
+        };
+        let master = if weight_dtype == Dtype::F32 {
             0
         } else {
             masters.dtype().bits()
         };
-        let state = |len: u64| Bytes(len * (own + 2 * moments.bits()) / 8);
+        let state = |len: u64| Bytes(len * (master + 2 * moments.bits()) / 8);
         work.streamed.extend(pieces.iter().map(|&len| state(len)));
-        let kept = len - on_host.on_host(len);
-        for len in [kept].into_iter().chain(pieces).filter(|&len| len > 0) {
+        for len in kept.into_iter().chain(pieces).filter(|&len| len > 0) {
             work.optimizer.push(Op::Adamw {
                 len,
                 dtype: weight_dtype,

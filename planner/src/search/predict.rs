@@ -3,7 +3,7 @@
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::{Category, TimeByCategory};
 use moefold_profiles::units::{Bytes, Seconds};
-use moefold_profiles::{ByClass, Dtype};
+use moefold_profiles::{ByClass, Dtype, Source};
 
 use super::candidate::{Case, StageSplit, message, own};
 use super::recompute::Sets;
@@ -58,7 +58,8 @@ pub(crate) fn planned(
     // The step is the sum of its parts, exactly.
     let step_s = time_s.total().0;
 
-    let confidence = confidence(&forward, &backward);
+    let busy = busy(question, choice, critical);
+    let confidence = confidence(&busy);
     let interval = interval(question, &confidence, &time_s);
 
     let tokens = (options.batch.seq_len * options.batch.global_batch) as f64;
@@ -80,7 +81,6 @@ pub(crate) fn planned(
         .copied()
         .reduce(|a, b| if b.total() > a.total() { b } else { a })
         .unwrap_or_default();
-    let busy = busy(question, choice, critical);
     let (offload, recompute) = (question.offload(), question.recompute(choice.sets));
     let plan = PlannedLayout {
         layout: LayoutRecord::from(layout),
@@ -132,7 +132,7 @@ pub(crate) fn planned(
             memory_classes_gib_by_pp_rank: memory.iter().map(|rank| rank.map(Bytes::gib)).collect(),
             busy_s: busy
                 .iter()
-                .map(|(stem, busy)| (stem.clone(), busy.seconds))
+                .map(|(stem, busy)| (stem.clone(), busy.seconds()))
                 .collect(),
             calls: busy
                 .into_iter()
@@ -285,12 +285,12 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
         let boundaries: u32 = own(choice.layout, rank).map(boundaries).sum();
         let total = busy.entry(message.kind.stem().to_owned()).or_default();
         let calls = 2.0 * f64::from(boundaries) * microbatches;
-        total.add(question.costs.collective(&message).time.0, calls);
+        total.add(question.costs.collective(&message), calls);
     }
     let work = &choice.split.ends[rank].work;
     for op in &work.optimizer {
         let total = busy.entry(op.stem().to_owned()).or_default();
-        total.add(question.costs.op(op).time.0, 1.0);
+        total.add(question.costs.op(op), 1.0);
     }
     for (&bytes, leaves) in work
         .streamed
@@ -298,7 +298,7 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
         .flat_map(|bytes| [(bytes, false), (bytes, true)])
     {
         let total = busy.entry("host_copy".to_owned()).or_default();
-        total.add(question.costs.transfer(bytes, leaves).time.0, 1.0);
+        total.add(question.costs.transfer(bytes, leaves), 1.0);
     }
     // Divided weights are gathered before the passes of every microbatch, and their gradients reduced.
     let (reductions, gathers): (_, Vec<f64>) = if question.shards_weights() {
@@ -317,29 +317,32 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
         .chain(once)
     {
         let total = busy.entry(collective.kind.stem().to_owned()).or_default();
-        total.add(question.costs.collective(collective).time.0, calls);
+        total.add(question.costs.collective(collective), calls);
     }
     for op in choice.split.swept() {
         let total = busy.entry(op.stem().to_owned()).or_default();
-        total.add(question.costs.op(op).time.0, microbatches);
+        total.add(question.costs.op(op), microbatches);
     }
     busy
 }
 
-fn confidence(forward: &Breakdown, backward: &Breakdown) -> Confidence {
-    let (a, b) = (forward.by_source(), backward.by_source());
-    let seconds = [a[0] + b[0], a[1] + b[1], a[2] + b[2]];
-    let total: f64 = seconds.iter().sum();
+/// How the prices of what keeps a rank busy are known.
+fn confidence(busy: &BusyByStem) -> Confidence {
+    let of = |source: Source| -> f64 {
+        let each = busy.values().map(|busy| busy.by_source_s[source as usize]);
+        each.sum()
+    };
+    let [measured, interpolated, extrapolated] = Source::ALL.map(of);
+    let total = measured + interpolated + extrapolated;
     if total <= 0.0 {
         return Confidence {
             extrapolated: 1.0,
             ..Confidence::default()
         };
     }
-    let (measured, interpolated) = (seconds[0] / total, seconds[1] / total);
     Confidence {
-        measured,
-        interpolated,
-        extrapolated: seconds[2] / total,
+        measured: measured / total,
+        interpolated: interpolated / total,
+        extrapolated: extrapolated / total,
     }
 }

@@ -9,7 +9,7 @@ use super::{Case, StageSplit, own};
 use crate::bucket::{self, Division};
 use crate::choice::PrimaryWeights;
 use crate::layout::Layout;
-use crate::lower::ends::{self, StepGroups};
+use crate::lower::ends::{self, Held, StepGroups};
 use crate::mesh::{self, GroupKind, Placement, placement};
 use crate::model::{Layer, Mixer};
 use crate::runtime::StageMemory;
@@ -322,8 +322,12 @@ fn rank_end(
         shape,
         ..
     } = case;
+    let held = Held {
+        updated_apart: question.stack.updates_buckets(),
+        ..weights.held()
+    };
     let mut work = ends::step(
-        &weights.held(),
+        &held,
         groups,
         [
             question.options.grad_dtype,
@@ -341,18 +345,11 @@ fn rank_end(
     }
     let several = several(layout);
     if question.bucket_elements(layout).is_some() && question.overlap.param_gather {
-        work.optimizer.extend(ends::cleared(&weights.total()));
+        work.optimizer.extend(ends::cleared(&held, [1; 2]));
     } else if question.shards_weights() && question.stack.keeps_units() {
         // What rests whole is not gathered meanwhile.
-        let all = weights.total();
-        let dense = all.dense() / u64::from(groups.dp_cp.ranks);
-        let experts = all.experts / u64::from(groups.edp.ranks);
-        let own = Shard {
-            split: dense,
-            experts,
-            ..Shard::default()
-        };
-        work.optimizer.extend(ends::cleared(&own));
+        let shards = [groups.dp_cp, groups.edp].map(|group| u64::from(group.ranks));
+        work.optimizer.extend(ends::cleared(&held, shards));
         if several[0] {
             // Gradients that TP ranks have in common are completed after every backward pass.
             work.exposed.clear();

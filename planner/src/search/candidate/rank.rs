@@ -99,6 +99,7 @@ impl RankWeights {
             dense: of(Shard::dense, dense),
             replicated: of(|shard| shard.replicated, dense),
             experts: of(|shard| shard.experts, experts),
+            updated_apart: false,
         }
     }
 
