@@ -613,7 +613,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     };
     options.memory_headroom = args.memory_headroom / 100.0;
     options.top = args.top as usize;
-    if args.routing != Path::new("balanced") {
+    if args.routing.as_os_str() != "balanced" {
         options.routing = Some(Routing::read(&args.routing).map_err(refusal)?);
     }
     Ok(options)

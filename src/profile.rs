@@ -18,12 +18,16 @@ use moefold_executor::support;
 use moefold_executor::trace::{self, Traced};
 use moefold_executor::transport::{Launched, World};
 use moefold_kernels::cuda::{Architecture, Properties};
-use moefold_planner::choice::{CpComm, Dispatcher, HostShare, Masters, Optimizer};
+use moefold_planner::bucket::Division;
+use moefold_planner::choice::{
+    CpComm, Dispatcher, HostShare, Masters, Optimizer, Overlap, StackName, Zero,
+};
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{LayoutRecord, Plan};
 use moefold_planner::runtime::Runtime as _;
+use moefold_planner::stack::Stack;
 use moefold_planner::stack::megatron::Declared;
 use moefold_profiles::directory::Key;
 use moefold_profiles::host::HostCost;
@@ -270,7 +274,7 @@ impl CourseArgs {
         device: DeviceSpec,
     ) -> Result<Option<(Samples, TrainOptions)>, Failure> {
         if self.text.is_empty() {
-            return if self.train == TrainArgs::default() && self.tokenizer == Path::new(BYTE) {
+            return if self.train == TrainArgs::default() && self.tokenizer.as_os_str() == BYTE {
                 Ok(None)
             } else {
                 Err(Failure::Request(anyhow!(
@@ -400,6 +404,11 @@ pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
         optimizer: plan.planned.optimizer,
         masters: plan.planned.masters.unwrap_or_default(),
         optimizer_offload: plan.planned.optimizer_offload_fraction.unwrap_or_default(),
+        division: Division::of(
+            plan.planned.zero.unwrap_or_default(),
+            plan.planned.overlap.unwrap_or_default(),
+            plan.planned.bucket_elements,
+        ),
         runtime: runtime.as_ref(),
     };
     keys(&job, &layout)
@@ -453,6 +462,17 @@ fn keys_on(
     };
     let gpu = matches!(chosen, Chosen::Cuda(_)).then(|| Properties::assumed(Architecture::SM90));
     let traced = Traced::on(model, gpu);
+    // On GPUs a plan reduces gradients beside compute where nobody says otherwise.
+    let overlap = Overlap {
+        grad_reduce: matches!(chosen, Chosen::Cuda(_)),
+        ..Overlap::default()
+    };
+    let stack = Stack::of(StackName::Moefold);
+    let division = Division::of(
+        Zero::default(),
+        overlap,
+        stack.bucket_elements(overlap, ranks),
+    );
     let job = |dispatcher| Job {
         model,
         cluster,
@@ -464,6 +484,7 @@ fn keys_on(
         optimizer: Optimizer::Adam,
         masters: Masters::default(),
         optimizer_offload: HostShare::default(),
+        division,
         runtime: match traced.refuses(model, precision) {
             None => &traced,
             // What this executor does not run is measured as it is declared for another.

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::profile::Described;
 use crate::record::{Busy, SampledStep, StepTime};
+use crate::transport::words::printable;
 use crate::transport::{Payload, RankContext};
 use crate::weights::{Collector, Rectangle, Region};
 
@@ -166,7 +167,7 @@ pub(crate) fn read<T: for<'a> Deserialize<'a>>(from: u32, payload: &Payload) -> 
         return Err(garbled(from, "a record is no words"));
     };
     let bytes = bytes_of(words).ok_or_else(|| garbled(from, "a record is empty"))?;
-    serde_json::from_slice(&bytes).map_err(|error| garbled(from, &error.to_string()))
+    serde_json::from_slice(&bytes).map_err(|error| garbled(from, &printable(&error.to_string())))
 }
 
 /// Bytes as words: how many, then they themselves.

@@ -25,7 +25,7 @@ mod shelf;
 mod tests;
 mod threads;
 mod wire;
-mod words;
+pub(crate) mod words;
 mod world;
 
 use std::cell::RefCell;

@@ -259,7 +259,7 @@ pub fn of_prices(known: &Confidence, samples: f64) -> f64 {
 /// How the prices of a prediction are known.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Known<'a> {
-    /// Shares of the time by kind of price.
+    /// Shares of busy time by kind of price.
     pub confidence: &'a Confidence,
     /// Relative spread of the samples of a profile, where prices come from one.
     pub samples: Option<f64>,

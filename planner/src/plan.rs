@@ -262,7 +262,7 @@ pub struct Outcome {
     pub peak_gib: f64,
 }
 
-/// Shares of time by how the price is known; they sum to 1.
+/// Shares of busy time by how its price is known; they sum to 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Confidence {

@@ -285,7 +285,7 @@ fn facts(subject: &Subject) -> Vec<(String, String)> {
     }
     let c = &subject.planned.predicted.confidence;
     fact(
-        "predicted time rests on",
+        "predicted busy time rests on",
         format!(
             "measured costs {}, interpolated {}, extrapolated {}",
             format::percent(c.measured),

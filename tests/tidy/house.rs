@@ -85,7 +85,7 @@ pub(crate) const PLANNER: &[Floor] = &[
     (
         "lower",
         &[
-            "model", "choice", "layout", "mesh", "local", "shard", "runtime",
+            "model", "choice", "layout", "mesh", "local", "shard", "bucket", "runtime",
         ],
     ),
     (

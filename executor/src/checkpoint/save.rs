@@ -25,6 +25,7 @@ use crate::gather::{bytes_of, read, words, words_of};
 use crate::model::global_tensors;
 use crate::options::TrainOptions;
 use crate::train::Trainer;
+use crate::transport::words::printable;
 use crate::transport::{Communicator, RankContext};
 use crate::weights::GlobalTensor;
 
@@ -271,7 +272,7 @@ impl<'a> Saver<'a> {
         let all = self.world.exchange_counts(&said)?;
         let why = (0..).zip(&all).find_map(|(rank, said)| {
             let said = String::from_utf8(bytes_of(said)?).ok()?;
-            (!said.is_empty()).then(|| format!("rank {rank}: {said}"))
+            (!said.is_empty()).then(|| format!("rank {rank}: {}", printable(&said)))
         });
         self.go_on(step, is_extra, &why.unwrap_or_default(), note);
         Ok(())

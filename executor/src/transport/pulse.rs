@@ -39,10 +39,14 @@ impl Pulse {
         let connections = [connection.try_clone()?, calls.try_clone()?];
         let (mut here, said) = (connection, Arc::clone(&silence));
         let beat = move || {
+            // Before the first beat there is no pause: with it, it is `patience` after the last answer.
+            let mut wait = patience;
             while here.write_all(&BEAT).is_ok() {
-                // With the pause before it is `patience` after the last answer.
-                match next(&mut here, patience * 3 / 4) {
-                    Ok(true) => thread::sleep(patience / 4),
+                match next(&mut here, wait) {
+                    Ok(true) => {
+                        thread::sleep(patience / 4);
+                        wait = patience * 3 / 4;
+                    }
                     Ok(false) => {
                         said.get_or_init(|| silent(patience));
                         let _ = calls.shutdown(Shutdown::Both);

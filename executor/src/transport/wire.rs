@@ -173,4 +173,19 @@ mod tests {
         assert!(refused.contains("\\u{1b}[2J"), "{refused}");
         assert!(!refused.contains(char::is_control), "{refused:?}");
     }
+    #[test]
+    fn what_is_announced_too_long_is_refused_before_memory_is_taken() {
+        let refused = |lengths: [u64; 2], expected: &str| {
+            let mut sent = lengths.map(u64::to_le_bytes).concat();
+            sent.extend(b"null");
+            let error = read::<()>(&mut &*sent).expect_err("too long").to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        refused([HEADER_LIMIT + 1, 0], "a header of 1048577 bytes");
+        refused(
+            [u64::MAX, u64::MAX],
+            "a header of 18446744073709551615 bytes",
+        );
+        refused([4, 1001], "a body of 1001 bytes, and 0 were expected");
+    }
 }

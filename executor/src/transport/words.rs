@@ -3,7 +3,7 @@
 use serde::{Deserialize as _, Deserializer};
 
 /// What another process says, for a person to read: without what would steer a terminal, and not too long.
-pub(super) fn printable(said: &str) -> String {
+pub(crate) fn printable(said: &str) -> String {
     const LONGEST: usize = 4096;
     let mut shown = String::new();
     for character in said.chars().take(LONGEST) {

@@ -1,6 +1,8 @@
 //! Lowers what is not a decoder layer: embedding, head and loss, multi-token prediction, and the
 //! work of a step after its microbatches (reductions, norm, optimizer).
 
+use std::ops::Range;
+
 use moefold_profiles::op::SweepKind;
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
@@ -11,7 +13,7 @@ use crate::choice::{HostShare, Masters};
 use crate::mesh::Placement;
 use crate::model::Layer;
 use crate::runtime::{Lowered, Part, Setting};
-use crate::shard;
+use crate::shard::{self, Shard};
 
 /// The embedding of the first stage: vocabulary parallel, its partial rows scattered over tokens.
 pub fn embedding(setting: &Setting<'_>) -> Lowered {
@@ -127,11 +129,7 @@ pub struct StepGroups {
 /// The buffers are set to zero before the step and scaled by the number of replicas before they are
 /// reduced (`megatron/core/distributed/param_and_grad_buffer.py` at d98e8a64). The rank's own part is scaled
 /// where the norm is clipped (`megatron/core/optimizer/clip_grads.py`).
-pub fn passes_over_gradients(
-    shard: &shard::Shard,
-    groups: &StepGroups,
-    grad_dtype: Dtype,
-) -> Vec<Op> {
+pub fn passes_over_gradients(shard: &Shard, groups: &StepGroups, grad_dtype: Dtype) -> Vec<Op> {
     let sweep = |kind, len, dtype| Op::Sweep { kind, len, dtype };
     let mut passes = Vec::new();
     for (parameters, group) in [(shard.dense(), groups.dp_cp), (shard.experts, groups.edp)] {
@@ -154,7 +152,8 @@ pub fn passes_over_gradients(
 pub fn cleared(held: &Held, shards: [u64; 2]) -> Vec<Op> {
     let kind = SweepKind::Fill;
     let families = [&held.dense, &held.experts].into_iter().zip(shards);
-    let own = families.flat_map(|(buckets, shards)| buckets.iter().map(move |own| own / shards));
+    let own =
+        families.flat_map(|(buckets, shards)| buckets.iter().map(move |own| own.div_ceil(shards)));
     own.filter(|&len| len > 0)
         .map(|len| Op::Sweep {
             kind,
@@ -186,18 +185,31 @@ pub struct Held {
     pub replicated: Vec<u64>,
     /// Parameters of experts, of each bucket.
     pub experts: Vec<u64>,
-    /// Whether each bucket is updated by itself, where no states rest on the host; else a family is at once.
+    /// Whether each bucket is updated by itself; else a family is at once. Where states rest on the host, what does not
+    /// is priced as updated at once.
     pub updated_apart: bool,
 }
 
 impl Held {
-    /// All of a shard at once.
-    pub fn whole(shard: &shard::Shard) -> Self {
+    /// Buckets of units, of their dense parameters and of their experts.
+    pub fn of(
+        units: impl IntoIterator<Item = Shard, IntoIter: Clone>,
+        [dense, experts]: [&[Range<usize>]; 2],
+        updated_apart: bool,
+    ) -> Self {
+        let units = units.into_iter();
+        let of = |own: fn(&Shard) -> u64, buckets: &[Range<usize>]| -> Vec<u64> {
+            let sum = |bucket: &Range<usize>| {
+                let units = units.clone().skip(bucket.start).take(bucket.len());
+                units.map(|unit| own(&unit)).sum()
+            };
+            buckets.iter().map(sum).collect()
+        };
         Self {
-            dense: vec![shard.dense()],
-            replicated: vec![shard.replicated],
-            experts: vec![shard.experts],
-            updated_apart: false,
+            dense: of(Shard::dense, dense),
+            replicated: of(|shard| shard.replicated, dense),
+            experts: of(|shard| shard.experts, experts),
+            updated_apart,
         }
     }
 }
@@ -294,4 +306,63 @@ pub fn step(
             .push(over(pair, CollectiveKind::AllReduce, bytes));
     }
     work
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three units over two replicas, experts over one.
+    #[test]
+    fn golden_buckets_are_updated_and_cleared_by_themselves_where_a_stack_does() {
+        let shard = |split, replicated, experts| Shard {
+            split,
+            replicated,
+            experts,
+            wide: 0,
+        };
+        let units = [shard(10, 0, 0), shard(5, 2, 8), shard(5, 0, 4)];
+        let alone = |ranks| Placement {
+            ranks,
+            ranks_per_domain: ranks,
+            ranks_per_node: ranks,
+        };
+        let groups = StepGroups {
+            dp_cp: alone(2),
+            edp: alone(1),
+            across: None,
+            tp: alone(1),
+        };
+        let work = |apart: bool, on_host: f64| {
+            let held = Held::of(units, [&[0..2, 2..3], &[1..2, 2..3]], apart);
+            let states = (Masters::default(), HostShare(on_host));
+            let work = step(&held, &groups, [Dtype::F32; 3], states, None, 0);
+            let of = |stem: &str| -> Vec<u64> {
+                let of = work.optimizer.iter().filter(|op| op.stem() == stem);
+                of.map(|op| match op {
+                    Op::GradNorm { len } | Op::Adamw { len, .. } => *len,
+                    other => panic!("{other:?}"),
+                })
+                .collect()
+            };
+            (of("grad_norm"), of("adamw"), held)
+        };
+        let (norms, updates, held) = work(true, 0.0);
+        assert_eq!((norms, updates), (vec![9, 3, 8, 4], vec![9, 3, 8, 4]));
+        let lens = |shards| -> Vec<u64> {
+            let ops = cleared(&held, shards).into_iter();
+            ops.map(|op| match op {
+                Op::Sweep { len, .. } => len,
+                other => panic!("{other:?}"),
+            })
+            .collect()
+        };
+        assert_eq!(lens([1; 2]), [17, 5, 8, 4]);
+        assert_eq!(lens([2, 1]), [9, 3, 8, 4]);
+        let (norms, updates, _) = work(false, 0.0);
+        assert_eq!((norms, updates), (vec![11, 12], vec![11, 12]));
+        let (norms, updates, _) = work(true, 1.0);
+        assert_eq!(norms, [9, 3, 8, 4]);
+        assert_eq!(updates.iter().sum::<u64>(), 11 + 12);
+    }
 }

@@ -4,9 +4,10 @@
 //! looks up, since both come from the same lowering.
 
 use moefold_profiles::directory::Key;
-use moefold_profiles::{Cluster, Dtype, Op, Precision};
+use moefold_profiles::{Cluster, Dtype, Precision};
 
 use super::ends::{self, Held, StepGroups};
+use crate::bucket::Division;
 use crate::choice::{Capacity, CpComm, Dispatcher, HostShare, Masters, Optimizer};
 use crate::layout::{Batch, Layout};
 use crate::local::Local;
@@ -39,12 +40,14 @@ pub struct Job<'a> {
     pub masters: Masters,
     /// How much of the optimizer's state rests on the host.
     pub optimizer_offload: HostShare,
+    /// How weights are divided into buckets, each of which is reduced and updated by itself.
+    pub division: Division,
     /// What runs it.
     pub runtime: &'a dyn Runtime,
 }
 
-/// The distinct keys of a layout, in the order of keys. Every rank is taken to hold a stage of its
-/// own share of the layers; uneven stages change no shape but those of the optimizer.
+/// The distinct keys of a layout, in the order of keys. Every pipeline rank is taken to hold as many layers, one after
+/// the other; other stages change no shape but those of the end of a step.
 pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
     let local = Local::new(layout, job.model, job.batch, 1.0).within(job.model, job.capacity);
     let groups = LayerGroups::new(layout, job.cluster);
@@ -88,20 +91,18 @@ fn collect(found: &mut Vec<Key>, lowered: &Lowered) {
 }
 
 fn step_keys(found: &mut Vec<Key>, job: &Job<'_>, layout: &Layout, local: &Local) {
-    let stages = u64::from(layout.pp());
-    let mut shard = Shard::default();
-    for layer in &job.model.layers {
-        shard += shard::layer(job.model, layer, local);
-    }
-    shard.split /= stages;
-    shard.replicated /= stages;
-    shard.experts /= stages;
+    let layers: Vec<Shard> = (job.model.layers.iter())
+        .map(|layer| shard::layer(job.model, layer, local))
+        .collect();
+    let each = layers.len().div_ceil(layout.pp() as usize).max(1);
+    let mut ranks: Vec<Vec<Shard>> = layers.chunks(each).map(<[Shard]>::to_vec).collect();
     let table = shard::embedding(job.model, local);
-    shard += table;
-    shard += shard::head(job.model, local);
-    if job.model.tied_embeddings {
-        shard.split -= table.split;
+    let mut head = shard::head(job.model, local);
+    if job.model.tied_embeddings && layout.pp() == 1 {
+        head = head.without(table);
     }
+    ranks[0].insert(0, table);
+    ranks.last_mut().expect("there is one").push(head);
     let of = |kind| placement(layout, kind, job.cluster);
     let groups = StepGroups {
         dp_cp: of(GroupKind::DpCp),
@@ -111,17 +112,23 @@ fn step_keys(found: &mut Vec<Key>, job: &Job<'_>, layout: &Layout, local: &Local
     };
     let weights = job.precision.activation();
     let dtypes = [Dtype::F32, weights, job.optimizer.moments()];
-    let work = ends::step(
-        &Held::whole(&shard),
-        &groups,
-        dtypes,
-        (job.masters, job.optimizer_offload),
-        None,
-        0,
-    );
-    let collectives = work.reduce.iter().chain(&work.gather).chain(&work.exposed);
-    found.extend(collectives.copied().map(Key::Collective));
-    found.extend(work.optimizer.iter().copied().map(|op: Op| Key::Op(op)));
+    for units in ranks {
+        let buckets =
+            [Shard::dense, |shard: &Shard| shard.experts].map(|own: fn(&Shard) -> u64| {
+                let elements: Vec<u64> = units.iter().map(own).collect();
+                job.division.buckets(&elements)
+            });
+        let held = Held::of(units, buckets.each_ref().map(Vec::as_slice), true);
+        let states = (job.masters, job.optimizer_offload);
+        let work = ends::step(&held, &groups, dtypes, states, None, 0);
+        let collectives = work.reduce.iter().chain(&work.gather).chain(&work.exposed);
+        found.extend(collectives.copied().map(Key::Collective));
+        let ops = work
+            .optimizer
+            .into_iter()
+            .chain(ends::cleared(&held, [1; 2]));
+        found.extend(ops.map(Key::Op));
+    }
 }
 
 #[cfg(test)]
@@ -130,6 +137,7 @@ mod tests {
     use crate::layout::Degrees;
     use crate::model::presets;
     use crate::stack::megatron::Declared;
+    use moefold_profiles::Op;
     use moefold_profiles::presets as clusters;
 
     #[test]
@@ -162,6 +170,7 @@ mod tests {
             optimizer: Optimizer::Adam,
             masters: Masters::default(),
             optimizer_offload: HostShare::default(),
+            division: Division::Whole,
             runtime: &Declared,
         };
         let keys = keys(&job, &layout);
@@ -179,5 +188,22 @@ mod tests {
         let mut distinct = keys.clone();
         distinct.dedup();
         assert_eq!(distinct, keys);
+
+        // Units as buckets have as many elements as all of them at once.
+        let updates = |division| -> (usize, u64) {
+            let job = Job { division, ..job };
+            let updates = super::keys(&job, &layout).into_iter();
+            let lens = updates.filter_map(|key| match key {
+                Key::Op(Op::Adamw { len, .. }) => Some(len),
+                _ => None,
+            });
+            lens.fold((0, 0), |(count, sum), len| (count + 1, sum + len))
+        };
+        let (whole, divided) = (updates(Division::Whole), updates(Division::AtLeast(1)));
+        assert_eq!(whole.0, 2);
+        assert!(
+            divided.0 > 2 && divided.1 < whole.1,
+            "{divided:?} {whole:?}"
+        );
     }
 }

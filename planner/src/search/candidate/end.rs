@@ -9,7 +9,7 @@ use super::{Case, StageSplit, own};
 use crate::bucket::{self, Division};
 use crate::choice::PrimaryWeights;
 use crate::layout::Layout;
-use crate::lower::ends::{self, Held, StepGroups};
+use crate::lower::ends::{self, StepGroups};
 use crate::mesh::{self, GroupKind, Placement, placement};
 use crate::model::{Layer, Mixer};
 use crate::runtime::StageMemory;
@@ -28,7 +28,7 @@ impl StageSplit {
         };
         let (end, weights) = (&self.ends[rank], &self.weights[rank]);
         let keeps = question.stack.keeps_units();
-        let held = weights.held();
+        let held = weights.held(false);
         let held = [&held.dense, &held.experts];
         let shards = question.shards(layout);
         let mut parts = Vec::new();
@@ -322,10 +322,7 @@ fn rank_end(
         shape,
         ..
     } = case;
-    let held = Held {
-        updated_apart: question.stack.updates_buckets(),
-        ..weights.held()
-    };
+    let held = weights.held(question.stack.updates_buckets());
     let mut work = ends::step(
         &held,
         groups,

@@ -86,21 +86,10 @@ impl RankWeights {
         })
     }
 
-    pub(super) fn held(&self) -> Held {
+    pub(super) fn held(&self, updated_apart: bool) -> Held {
+        let units = self.units.iter().map(|unit| unit.shard);
         let [dense, experts] = &self.buckets;
-        let of = |own: fn(&Shard) -> u64, buckets: &[Range<usize>]| -> Vec<u64> {
-            let sum = |bucket: &Range<usize>| {
-                let units = self.units[bucket.clone()].iter();
-                units.map(|unit| own(&unit.shard)).sum()
-            };
-            buckets.iter().map(sum).collect()
-        };
-        Held {
-            dense: of(Shard::dense, dense),
-            replicated: of(|shard| shard.replicated, dense),
-            experts: of(|shard| shard.experts, experts),
-            updated_apart: false,
-        }
+        Held::of(units, [dense, experts], updated_apart)
     }
 
     pub(super) fn total(&self) -> Shard {
