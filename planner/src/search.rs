@@ -269,16 +269,33 @@ fn plan_priced(
 
 /// Candidates that were found, priced in full.
 fn all_priced(questions: &[Question<'_>], ranking: &[Found<'_>]) -> Vec<Priced> {
-    let price = |found: &Found<'_>| {
+    let price = |found: &Found<'_>, simulator: &Simulator| {
         let question = &questions[found.question];
         let (memory, on_host) = (found.memory(question), found.on_host(question));
-        let simulator = Simulator::new(&Schedule::of(found.unit.layout, found.schedule));
         let choice = found.choice();
-        let mut priced = predict::planned(question, &choice, &simulator, &memory, on_host);
-        priced.plan.predicted.routing = otherwise::routing(question, found, &simulator);
+        let mut priced = predict::planned(question, &choice, simulator, &memory, on_host);
+        priced.plan.predicted.routing = otherwise::routing(question, found, simulator);
         priced
     };
-    ranking.iter().map(price).collect()
+    // Many are under one schedule, which may be long.
+    let mut by_schedule: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+    for (place, found) in ranking.iter().enumerate() {
+        let layout = found.unit.layout;
+        let key = [layout.pp(), layout.vpp(), layout.microbatches()];
+        let under = by_schedule.entry((found.schedule, key)).or_default();
+        under.push(place);
+    }
+    let under = |places: Vec<usize>| -> Vec<(usize, Priced)> {
+        let first = &ranking[places[0]];
+        let simulator = Simulator::new(&Schedule::of(first.unit.layout, first.schedule));
+        let each = places.into_iter();
+        each.map(|place| (place, price(&ranking[place], &simulator)))
+            .collect()
+    };
+    let each = by_schedule.into_values().collect::<Vec<_>>();
+    let each = each.into_par_iter().flat_map_iter(under);
+    let priced: BTreeMap<usize, Priced> = each.collect();
+    priced.into_values().collect()
 }
 
 /// The best plan, had a device memory without end; none where the search was stopped.
