@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
-use moefold_executor::options::{Init, TrainOptions};
+use moefold_executor::options::{Init, Savers, TrainOptions};
 use moefold_executor::profile::rehearsal::{Course, Rehearsal, rehearse};
 use moefold_executor::profile::training::missing;
 use moefold_executor::profile::{
@@ -20,7 +20,7 @@ use moefold_executor::transport::{Launched, World};
 use moefold_kernels::cuda::{Architecture, Properties};
 use moefold_planner::bucket::Division;
 use moefold_planner::choice::{
-    CpComm, Dispatcher, HostShare, Masters, Optimizer, Overlap, StackName, Zero,
+    CpComm, Dispatcher, HostShare, Masters, Optimizer, Overlap, StackName,
 };
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
@@ -404,11 +404,7 @@ pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
         optimizer: plan.planned.optimizer,
         masters: plan.planned.masters.unwrap_or_default(),
         optimizer_offload: plan.planned.optimizer_offload_fraction.unwrap_or_default(),
-        division: Division::of(
-            plan.planned.zero.unwrap_or_default(),
-            plan.planned.overlap.unwrap_or_default(),
-            plan.planned.bucket_elements,
-        ),
+        division: Savers::of(&plan.planned).division(),
         runtime: runtime.as_ref(),
     };
     keys(&job, &layout)
@@ -467,12 +463,8 @@ fn keys_on(
         grad_reduce: matches!(chosen, Chosen::Cuda(_)),
         ..Overlap::default()
     };
-    let stack = Stack::of(StackName::Moefold);
-    let division = Division::of(
-        Zero::default(),
-        overlap,
-        stack.bucket_elements(overlap, ranks),
-    );
+    let least = Stack::of(StackName::Moefold).bucket_elements(overlap, ranks);
+    let division = least.map_or(Division::Whole, Division::AtLeast);
     let job = |dispatcher| Job {
         model,
         cluster,

@@ -101,7 +101,7 @@ pub struct Savers {
 
 impl Savers {
     /// How weights are divided into buckets.
-    pub(crate) fn division(&self) -> Division {
+    pub fn division(&self) -> Division {
         Division::of(self.zero, self.overlap, self.bucket_elements)
     }
 

@@ -189,7 +189,7 @@ mod tests {
         distinct.dedup();
         assert_eq!(distinct, keys);
 
-        // Units as buckets have as many elements as all of them at once.
+        // A unit for each bucket: layers that are alike have one key.
         let updates = |division| -> (usize, u64) {
             let job = Job { division, ..job };
             let updates = super::keys(&job, &layout).into_iter();
