@@ -228,7 +228,7 @@ impl Stepper {
             seq_len,
             sequences,
             hidden: model.hidden as usize,
-            routers: routers(model),
+            routers: routers(model).collect(),
             depths: model.mtp.len(),
             moe_layers: model.num_moe_layers(),
             dispatching,

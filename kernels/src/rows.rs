@@ -50,11 +50,32 @@ pub fn gather(x: &Tensor, index: &Tensor) -> Tensor {
 /// Chunks of rows, in order, none of them empty.
 #[derive(Debug, Clone, Default)]
 pub struct Chunks {
+    /// Empty where they are not listed.
     ranges: Vec<Range<usize>>,
+    /// How many they are.
+    count: usize,
     /// Of all of them.
     rows: usize,
     /// Where the last row of them ends.
     end: usize,
+}
+
+impl Chunks {
+    /// So many that partition `rows` rows, for tensors without memory: where each is, nobody asks there.
+    pub fn unlisted(count: usize, rows: usize) -> Self {
+        Self {
+            ranges: Vec::new(),
+            count,
+            rows,
+            end: rows,
+        }
+    }
+
+    /// Where each is, for an op on tensors that have memory.
+    fn listed(&self, op: &str) -> &[Range<usize>] {
+        assert_eq!(self.ranges.len(), self.count, "{op}: chunks are not listed");
+        &self.ranges
+    }
 }
 
 /// Those that are not empty.
@@ -67,6 +88,7 @@ impl FromIterator<Range<usize>> for Chunks {
         let mut ranges = Vec::with_capacity(all.size_hint().0);
         ranges.extend(all.filter(|range| !range.is_empty()));
         Self {
+            count: ranges.len(),
             rows: sizes::sum("rows::Chunks", ranges.iter().map(ExactSizeIterator::len)),
             end: ranges.iter().map(|range| range.end).max().unwrap_or(0),
             ranges,
@@ -94,7 +116,8 @@ pub fn gather_chunks(x: &Tensor, chunks: &Chunks) -> Tensor {
     let width: usize = dims[1..].iter().product();
     match &x.device().0.backend {
         Backend::Cpu(_) => with("rows::gather_chunks", [x], [&y], |[x], [y]| {
-            cpu::gather_chunks(x.words(), &chunks.ranges, y.words(), width);
+            let chunks = chunks.listed("rows::gather_chunks");
+            cpu::gather_chunks(x.words(), chunks, y.words(), width);
         }),
         Backend::Cuda(gpu) => cuda::gather_chunks(gpu, x, chunks, &y),
     }
@@ -119,7 +142,8 @@ pub fn scatter_chunks(y: &Tensor, chunks: &Chunks) -> Tensor {
     let width: usize = y.dims()[1..].iter().product();
     match &y.device().0.backend {
         Backend::Cpu(_) => with("rows::scatter_chunks", [y], [&x], |[y], [x]| {
-            cpu::scatter_chunks(y.words(), &chunks.ranges, x.words(), width);
+            let chunks = chunks.listed("rows::scatter_chunks");
+            cpu::scatter_chunks(y.words(), chunks, x.words(), width);
         }),
         Backend::Cuda(gpu) => cuda::scatter_chunks(gpu, y, chunks, &x),
     }
@@ -133,7 +157,8 @@ fn partition(y: &Tensor, chunks: &Chunks) -> bool {
     if y.device().is_meta() {
         return chunks.rows == rows;
     }
-    let mut sorted: Vec<&Range<usize>> = chunks.ranges.iter().collect();
+    let chunks = chunks.listed("rows::scatter_chunks");
+    let mut sorted: Vec<&Range<usize>> = chunks.iter().collect();
     sorted.sort_by_key(|chunk| chunk.start);
     let ends = || std::iter::once(0).chain(sorted.iter().map(|chunk| chunk.end));
     let mut pairs = sorted.iter().zip(ends());

@@ -106,10 +106,9 @@ pub(super) fn add_load(sums: &mut [u64], load: &[u64]) {
 }
 
 /// The MoE layers of a model with their experts, then those of multi-token prediction.
-pub(crate) fn routers(model: &Model) -> Vec<(u32, usize)> {
+pub(crate) fn routers(model: &Model) -> impl Iterator<Item = (u32, usize)> {
     let layers = model.layers.iter().chain(&model.mtp);
     (0..)
         .zip(layers)
         .filter_map(|(index, layer)| Some((index, layer.moe()?.experts as usize)))
-        .collect()
 }

@@ -296,8 +296,8 @@ impl<'a> Traced<'a> {
             cx.device.empty(TensorClass::Activations, dtype, &dims)
         };
         // Where a router leaves its offsets.
-        let routers = routers(model);
-        let kept = offsets(&cx, &site.dispatching, &routers[..routers.len().min(1)], 1);
+        let router = routers(model).next();
+        let kept = offsets(&cx, &site.dispatching, router.as_slice(), 1);
         // What comes from the piece before, and from the one after.
         let x = (!has(model::Piece::Embedding)).then(stream);
         let dy = (!has(model::Piece::Head)).then(stream);
@@ -762,7 +762,8 @@ impl Traced<'_> {
         let rotation = Rotation::or_unread(self.model);
         let tokens = std::slice::from_ref(&tokens);
         let uploaded = upload(&cx, size, depths, &rope, &rotation, tokens);
-        let kept = offsets(&cx, &dispatching(setting), &routers(self.model), 1);
+        let routers: Vec<_> = routers(self.model).collect();
+        let kept = offsets(&cx, &dispatching(setting), &routers, 1);
         let microbatch = tape.read(Heard::of).account.live();
         drop((rope, sums, uploaded, kept));
         [fixed, microbatch]

@@ -72,9 +72,10 @@ impl Crowd {
     /// Rows from each member to each expert, of the router that ran last.
     fn exchange(&self) -> Option<Vec<Rc<[u64]>>> {
         let choices = self.last.take()?;
+        let all = self.all_here(choices);
         let mut known: Vec<(usize, Rc<[u64]>)> = Vec::new();
         let mut words = |member| {
-            let here = self.rows_here(choices, member);
+            let here = all.map(|all| self.rows_here(all, choices, member));
             if let Some((_, words)) = known.iter().find(|(rows, _)| Some(*rows) == here) {
                 return Rc::clone(words);
             }
@@ -91,7 +92,9 @@ impl Crowd {
     pub(super) fn sent(&self, choices: Choices, member: usize) -> Vec<usize> {
         let here = match &self.assumed {
             Assumed::Recorded(routers) => return routers[self.routed.get() - 1][member].clone(),
-            Assumed::Load(_) | Assumed::Loads(_) => self.rows_here(choices, member).unwrap_or(0),
+            Assumed::Load(_) | Assumed::Loads(_) => self
+                .all_here(choices)
+                .map_or(0, |all| self.rows_here(all, choices, member)),
         };
         let held = choices.experts / self.ep;
         let mine = self.holder * held..(self.holder + 1) * held;
@@ -112,22 +115,25 @@ impl Crowd {
             .collect()
     }
 
-    /// Rows that one member sends to the experts of the traced rank under an assumed load: their part of
-    /// what all send them, the first members one more where that does not divide.
-    fn rows_here(&self, choices: Choices, member: usize) -> Option<usize> {
+    /// Rows that all members send to the experts of the traced rank under an assumed load.
+    fn all_here(&self, choices: Choices) -> Option<usize> {
         let load = match &self.assumed {
             Assumed::Load(load) => *load,
             Assumed::Loads(loads) => loads[self.routed.get().saturating_sub(1) % loads.len()],
             Assumed::Recorded(_) => return None,
         };
         let rows = choices.tokens * choices.slots;
-        let senders = self.ep * self.etp;
         let all = ((rows * self.etp) as f64 * load).round() as usize;
-        let all = all.min(rows * senders);
+        Some(all.min(rows * self.ep * self.etp))
+    }
+
+    /// What one member sends of `all`: an equal part, the first members one more where that does not divide.
+    fn rows_here(&self, all: usize, choices: Choices, member: usize) -> usize {
+        let senders = self.ep * self.etp;
         // ETP peers one after the other, so that what each receives divides as the whole does.
         let order = member / self.etp + self.ep * (member % self.etp);
         let until = |order: usize| (all * order).div_ceil(senders);
-        Some((until(order + 1) - until(order)).min(rows))
+        (until(order + 1) - until(order)).min(choices.tokens * choices.slots)
     }
 }
 

@@ -149,15 +149,16 @@ fn copy_chunks(
     op: &'static str,
     src: &Tensor,
     dst: &Tensor,
-    Chunks { ranges, .. }: &Chunks,
+    chunks: &Chunks,
     place: impl Fn(usize, usize) -> [usize; 2],
 ) {
     let device = disjoint(op, &[src], &[dst]);
     if device.is_meta() {
         // The list of chunks takes memory, but nobody reads it.
-        device.empty(TensorClass::Transient, Dtype::I32, &[ranges.len(), 4]);
+        device.empty(TensorClass::Transient, Dtype::I32, &[chunks.count, 4]);
         return;
     }
+    let ranges = chunks.listed(op);
     let row: usize = src.dims()[1..].iter().product();
     let bytes = row * element_bytes(src);
     let unit = unit(&[src.address(), dst.address()], &[bytes]);

@@ -127,15 +127,17 @@ impl<B: AsRef<[i64]>> Row<B> {
         &self.0[self.0.len() - 1]
     }
 
-    /// Takes one of some choices next, each with its number; `then` has the bytes with it.
-    fn choose<C>(&mut self, choices: &[(usize, &Way<C>)], then: impl Fn(&B, &C) -> B) {
+    /// Takes one of some choices next; `then` has the bytes with it, and none where it is none.
+    fn choose<C>(&mut self, choices: &[Way<C>], then: impl Fn(&B, &C) -> Option<B>) {
         let mut ways = Vec::with_capacity(self.last().len() * choices.len());
         for (before, way) in self.last().iter().enumerate() {
-            ways.extend(choices.iter().map(|&(choice, next)| Way {
-                seconds: way.seconds + next.seconds,
-                bytes: then(&way.bytes, &next.bytes),
-                before,
-                choice,
+            ways.extend(choices.iter().filter_map(|next| {
+                Some(Way {
+                    seconds: way.seconds + next.seconds,
+                    bytes: then(&way.bytes, &next.bytes)?,
+                    before,
+                    choice: next.choice,
+                })
             }));
         }
         self.0.push(unbeaten(ways));
@@ -173,9 +175,8 @@ impl Chunk {
         let first = first.map(Passes::totals).unwrap_or_default();
         let mut row = Row::new(array(first));
         for choices in layers {
-            let then = |a: &[i64; 5], b: &[i64; 5]| array(passes(*a).then(passes(*b)));
-            let choices: Vec<_> = choices.iter().map(|way| (way.choice, way)).collect();
-            row.choose(&choices, then);
+            let then = |a: &[i64; 5], b: &[i64; 5]| Some(array(passes(*a).then(passes(*b))));
+            row.choose(choices, then);
         }
         let ways = row.0.last_mut().expect("what it begins with");
         let last = last.map(Passes::totals).unwrap_or_default();
@@ -212,20 +213,28 @@ pub(crate) fn fastest(
         };
         places.map(of).collect()
     };
-    let last = chunks.len().checked_sub(1)?;
+    let tried: Vec<Vec<Way<Vec<i64>>>> = (0..chunks.len()).map(tried).collect();
+    let (last, earlier) = tried.split_last()?;
+    // The least that the chunks after each take at each instant.
+    let mut later = vec![vec![0; room.len()]];
+    for ways in tried[1..].iter().rev() {
+        let least = |at: usize| ways.iter().map(|way| way.bytes[at]).min().unwrap_or(0);
+        let after = later.last().expect("begun").iter().enumerate();
+        later.push(after.map(|(at, after)| after + least(at)).collect());
+    }
     let mut row = Row::new(room.iter().map(|room| -room).collect::<Vec<i64>>());
-    for number in 0..last {
-        let tried = tried(number);
-        let choices: Vec<_> = tried.iter().map(|way| (way.choice, way)).collect();
-        row.choose(&choices, |sum, own| {
-            sum.iter().zip(own).map(|(sum, own)| sum + own).collect()
+    for (ways, later) in earlier.iter().zip(later.iter().rev()) {
+        row.choose(ways, |sum, own| {
+            let both = || sum.iter().zip(own).map(|(sum, own)| sum + own);
+            // What does not fit with the least of what is to come never will.
+            let fits = both().zip(later).all(|(both, later)| both + later <= 0);
+            fits.then(|| both().collect())
         });
     }
     // With the last chunk a way need not be told apart from all others: the first that fits is the fastest.
-    let tried = tried(last);
     let mut best: Option<(f64, Vec<i64>, [usize; 2])> = None;
     for (before, way) in row.last().iter().enumerate() {
-        for own in &tried {
+        for own in last {
             let seconds = way.seconds + own.seconds;
             let least = best.as_ref().map_or(f64::INFINITY, |best| best.0);
             if seconds > least {

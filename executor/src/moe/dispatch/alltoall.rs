@@ -55,7 +55,14 @@ impl Exchange {
             }
         }
         Self {
-            blocks: (held > 1).then(|| by_expert(&senders, &arriving, held)),
+            blocks: (held > 1).then(|| {
+                if cx.device.is_meta() {
+                    let all = senders.iter().flat_map(|sender| *sender);
+                    let count = all.filter(|rows| **rows > 0).count();
+                    return rows::Chunks::unlisted(count, counts.iter().sum());
+                }
+                by_expert(&senders, &arriving, held)
+            }),
             counts,
             even: all_even((0..ep).map(|peer| member(me, peer)), &send_rows),
             send_rows,
@@ -323,15 +330,14 @@ fn by_expert(senders: &[&[u64]], arriving: &[usize], held: usize) -> rows::Chunk
         end - rows
     });
     let mut starts: Vec<usize> = first.collect();
-    let mut blocks = Vec::with_capacity(senders.len() * held);
-    for expert in 0..held {
-        for (start, sender) in starts.iter_mut().zip(senders) {
-            let end = *start + sender[expert] as usize;
-            blocks.push(*start..end);
-            *start = end;
-        }
-    }
-    blocks.into_iter().collect()
+    let places =
+        (0..held).flat_map(|expert| (0..senders.len()).map(move |sender| (expert, sender)));
+    let blocks = places.map(|(expert, sender)| {
+        let start = starts[sender];
+        starts[sender] += senders[sender][expert] as usize;
+        start..starts[sender]
+    });
+    blocks.collect()
 }
 
 fn all_equal(mut numbers: impl Iterator<Item = usize>) -> bool {
