@@ -305,6 +305,19 @@ mod tests {
     }
 
     #[test]
+    fn what_has_no_room_is_refused_and_leaves_nothing() {
+        let all = tempfile::tempdir().expect("writable");
+        let dir = all.path().join("weights");
+        let claim = Claim::of_directory(&dir, "weights are written").expect("writable");
+        claim.check_room(1, "the weights").expect("a byte");
+        let refused = claim.check_room(u64::MAX, "the weights");
+        let text = refused.expect_err("16 EiB").to_string();
+        assert!(text.contains("are needed for the weights, and"), "{text}");
+        drop(claim);
+        assert!(!dir.exists());
+    }
+
+    #[test]
     fn a_directory_that_cannot_be_written_is_refused() {
         let all = tempfile::tempdir().expect("writable");
         let file = all.path().join("file");
