@@ -3,9 +3,9 @@
 //! `kineto-cpu.json` was made by PyTorch 2.15 itself, under `torch.profiler.profile(record_shapes=True)`:
 //! one step of a tiny model on a CPU over two sequences of 16 tokens. The model is an embedding of 96 by 32,
 //! RMSNorm, attention with two heads of 16, LayerNorm, an MLP of 64 and a head; gradients are clipped, AdamW
-//! is fused. Views
-//! and other ops that take no time of their own were cut from it afterwards. The other fixtures were written
-//! for these tests in the layouts of the tools they are named after.
+//! is fused. Views and other ops that take no time of their own were cut from it afterwards. `kineto-gloo.json`
+//! is of one of two ranks, made and cut in the same way: a linear layer of 64 by 64 over 32 tokens, and six
+//! collectives. The other fixtures were written for these tests in the layouts of the tools they are named after.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -170,9 +170,37 @@ fn golden_a_trace_of_a_cpu_has_the_other_ops_of_its_model() {
     assert_eq!(count(Op::GradNorm { len }), 1);
 }
 
+/// A reduce-scatter is an all-reduce in Gloo.
+#[test]
+fn golden_collectives_of_hosts_have_the_bytes_that_ranks_gave() {
+    let imported = read("kineto-gloo.json");
+    assert_eq!(imported.profile.device, "cpu");
+    assert_eq!(imported.profile.concurrent_ranks, 2);
+    let tensor = 32 * 64 * 4;
+    for (kind, bytes, times) in [
+        (CollectiveKind::AllReduce, 64 * 64 * 4, vec![5316.605]),
+        (CollectiveKind::AllReduce, tensor, vec![7938.304]),
+        (
+            CollectiveKind::AllGather,
+            2 * tensor,
+            vec![3838.653, 3395.726],
+        ),
+        (CollectiveKind::AllToAll, tensor, vec![152.346]),
+        (CollectiveKind::Broadcast, 64 * 64 * 4, vec![585.548]),
+    ] {
+        assert_eq!(micros(&imported, &collective(kind, bytes, [2, 2])), times);
+    }
+    let mut left = imported.left_out.iter();
+    let of_host = left.find(|left| left.name == "c10d::allreduce_");
+    let of_host = of_host.expect("called");
+    assert_eq!(of_host.why, "the host's part of a collective");
+    let time = imported.device_time.expect("a trace has time");
+    assert!(time.collective_s > 0.02, "{time:?}");
+}
+
 #[test]
 fn law_all_time_of_a_trace_is_sampled_or_left_out() {
-    for name in ["kineto-cpu.json", "kineto-gpu.json"] {
+    for name in ["kineto-cpu.json", "kineto-gloo.json", "kineto-gpu.json"] {
         let imported = read(name);
         let sampled: f64 = timings(&imported).values().flatten().sum();
         let left: f64 = imported
@@ -451,6 +479,7 @@ fn law_what_is_imported_is_a_profile() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     for name in [
         "kineto-cpu.json",
+        "kineto-gloo.json",
         "kineto-gpu.json",
         "nccl-tests.txt",
         "megatron.log",

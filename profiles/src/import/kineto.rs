@@ -2,7 +2,7 @@
 //!
 //! Kernels are given to the op of the host that launched them (`External id`, else the runtime call with
 //! the same `correlation`), and an op with its shapes to a key (`ops`); where the trace has no kernels,
-//! an op takes the time the host spent in it. A collective names itself (`messages`). What has no key is
+//! an op takes the time the host spent in it. A collective names itself (`messages`), of NCCL and of Gloo. What has no key is
 //! left out by the name of its op, or of its kernel where no op launched it. Copies between host and
 //! device are keys of their own. Times are as the profiler saw them: ops of a CPU with its own overhead,
 //! collectives with what ranks waited for each other.
@@ -72,7 +72,12 @@ pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
     let device = file.device(stated.as_deref())?;
     let hosts = Hosts {
         device: &device,
-        gpus: trace.devices.len().max(1) as u32,
+        // Ranks of a CPU are taken to share it.
+        ranks: if gpu {
+            trace.devices.len().max(1) as u32
+        } else {
+            u32::MAX
+        },
     };
     let mut read = Read {
         hosts,
@@ -88,6 +93,7 @@ pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
         read.device_time()
     } else {
         read.calls();
+        read.gloo(&trace.groups);
         read.host_time()
     };
     if read.timings.is_empty() {
@@ -126,8 +132,8 @@ fn has_shapes(events: &[Event<'_>], event: usize) -> bool {
 /// How ranks sit on hosts, as far as a trace says.
 struct Hosts<'a> {
     device: &'a str,
-    /// GPUs of the host that was traced.
-    gpus: u32,
+    /// The most ranks of a host: one for each GPU of that which was traced.
+    ranks: u32,
 }
 
 /// A trace being read.
@@ -225,9 +231,26 @@ impl Read<'_, '_> {
         }
         // A nanosecond is the least that the profiler tells apart.
         if time - below > 1e-9 {
-            let why = found.err().unwrap_or("prices know no such op");
-            self.leftovers
-                .add(&self.events[event].name, why, Some(time - below));
+            let name = &self.events[event].name;
+            let why = if name.starts_with("c10d::") {
+                "the host's part of a collective"
+            } else {
+                found.err().unwrap_or("prices know no such op")
+            };
+            self.leftovers.add(name, why, Some(time - below));
+        }
+    }
+
+    /// Reads the collectives that threads of the host did.
+    fn gloo(&mut self, groups: &[u64]) {
+        for event in self.events.iter().filter(|event| is_gloo(event)) {
+            let time = event.duration * US;
+            let message = Message::of_gloo(event, groups);
+            self.total += time;
+            match message.expect("named so").key(&self.hosts) {
+                Ok(key) => self.timings.add(Key::Collective(key), time),
+                Err(why) => self.leftovers.add(&event.name, why, Some(time)),
+            }
         }
     }
 
@@ -269,13 +292,15 @@ impl Read<'_, '_> {
             let event = &self.events[self.tree.node(root).event];
             [event.start, event.start + event.duration]
         });
-        device_time(Vec::new(), spans.collect())
+        let collectives = self.events.iter().filter(|event| is_gloo(event));
+        let collectives = collectives.map(|event| [event.start, event.start + event.duration]);
+        device_time(collectives.collect(), spans.collect())
     }
 
     fn notes(&self, gpu: bool) -> Vec<String> {
         let mut notes = Vec::new();
         let collective = |key: &Key| matches!(key, Key::Collective(_));
-        if gpu && self.timings.0.keys().any(collective) {
+        if self.timings.0.keys().any(collective) {
             notes.push(
                 "times of collectives have in them what ranks waited for each other: one rank's trace \
                  cannot tell it apart"
@@ -324,6 +349,11 @@ fn covered(mut spans: Vec<[f64; 2]>) -> f64 {
 /// Kernels of NCCL and of RCCL, which has its names.
 fn is_collective(event: &Event<'_>) -> bool {
     event.name.starts_with("nccl")
+}
+
+/// Collectives of Gloo.
+fn is_gloo(event: &Event<'_>) -> bool {
+    event.phase == "X" && event.duration > 0.0 && event.name.starts_with("gloo:")
 }
 
 /// The name of a kernel without its parameters.

@@ -1,7 +1,8 @@
 //! [`Message`]: what a collective says of itself in a trace, as a key.
 
 use super::Hosts;
-use super::text::Args;
+use super::ops::sizes;
+use super::text::{Args, Event};
 use crate::collective::{Collective, CollectiveKind};
 use crate::import::gathered::of_one_domain;
 use crate::units::Bytes;
@@ -24,6 +25,26 @@ impl<'a> Message<'a> {
             dtype: args.dtype.as_deref(),
             group_size: args.group_size,
             group_ranks: args.group_ranks.as_deref(),
+        })
+    }
+
+    /// That of a collective of Gloo, which has a span of its own on a thread of the host (`gloo:all_reduce`). It says
+    /// what a rank gave; its group is known where all of the job have one size.
+    pub(super) fn of_gloo(event: &'a Event<'_>, groups: &[u64]) -> Option<Self> {
+        let name = event.name.strip_prefix("gloo:")?;
+        let Args { dims, types, .. } = &event.args;
+        let given = dims.as_ref().and_then(|dims| sizes(dims.first()?));
+        let given = given.map(|dims| dims.into_iter().fold(1, u64::saturating_mul));
+        let dtype = types.as_ref().and_then(|types| types.first()?.as_str());
+        let group_size = groups.first().copied();
+        let group_size = group_size.filter(|size| groups.iter().all(|other| other == size));
+        let got = given.zip(group_size);
+        Some(Self {
+            name,
+            elements: [given, got.map(|(given, ranks)| given.saturating_mul(ranks))],
+            dtype,
+            group_size,
+            group_ranks: None,
         })
     }
 
@@ -83,9 +104,9 @@ impl<'a> Message<'a> {
         });
         let whole = listed.filter(|listed| listed.len() as u32 == ranks);
         let Some(listed) = whole else {
-            return ranks.min(hosts.gpus);
+            return ranks.min(hosts.ranks);
         };
-        let host = |rank: &u32| rank / hosts.gpus;
+        let host = |rank: &u32| rank / hosts.ranks;
         let each = listed.iter().map(|rank| {
             let same = listed.iter().filter(|other| host(other) == host(rank));
             same.count() as u32
@@ -94,13 +115,13 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Bytes of an element, by the names that PyTorch has for types.
+/// Bytes of an element, by the names that PyTorch and C++ have for types.
 fn width(dtype: &str) -> Option<u64> {
-    Some(match dtype {
-        "Double" | "Long" => 8,
-        "Float" | "Int" => 4,
-        "Half" | "BFloat16" | "Short" => 2,
-        "Byte" | "Char" | "Bool" => 1,
+    Some(match dtype.strip_prefix("c10::").unwrap_or(dtype) {
+        "Double" | "Long" | "double" | "long" | "long int" => 8,
+        "Float" | "Int" | "float" | "int" => 4,
+        "Half" | "BFloat16" | "Short" | "short" => 2,
+        "Byte" | "Char" | "Bool" | "unsigned char" | "signed char" | "bool" => 1,
         name if name.starts_with("Float8") => 1,
         _ => return None,
     })

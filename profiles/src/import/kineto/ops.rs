@@ -267,7 +267,7 @@ fn attention(name: &str) -> Option<Kernel> {
 }
 
 /// The sizes of a tensor that there may be.
-fn sizes(dims: &Value) -> Option<Vec<u64>> {
+pub(super) fn sizes(dims: &Value) -> Option<Vec<u64>> {
     let dims = dims.as_array()?.iter().map(Value::as_u64);
     let dims: Vec<u64> = dims.collect::<Option<_>>()?;
     is_shape(&dims).then_some(dims)

@@ -18,6 +18,8 @@ pub(super) struct Trace<'a> {
     pub(super) devices: Vec<Device>,
     /// Ranks of the job, where it was distributed.
     pub(super) world: Option<u32>,
+    /// Sizes of its process groups.
+    pub(super) groups: Vec<u64>,
     /// Versions of runtime and driver.
     pub(super) versions: Vec<String>,
 }
@@ -47,6 +49,16 @@ struct Object<'a> {
 struct Distributed {
     #[serde(default)]
     world_size: Option<u32>,
+    #[serde(default)]
+    pg_config: Value,
+}
+
+impl Distributed {
+    fn groups(&self) -> Vec<u64> {
+        let all = self.pg_config.as_array().into_iter().flatten();
+        all.filter_map(|group| group.get("pg_size")?.as_u64())
+            .collect()
+    }
 }
 
 impl<'a> Trace<'a> {
@@ -57,6 +69,7 @@ impl<'a> Trace<'a> {
                 events: serde_json::from_str(text)?,
                 devices: Vec::new(),
                 world: None,
+                groups: Vec::new(),
                 versions: Vec::new(),
             });
         }
@@ -71,10 +84,12 @@ impl<'a> Trace<'a> {
             ("CUDA runtime", object.cuda_runtime_version),
             ("CUDA driver", object.cuda_driver_version),
         ];
+        let distributed = object.distributed;
         Ok(Self {
             events: object.events,
             devices: object.devices,
-            world: object.distributed.and_then(|info| info.world_size),
+            world: distributed.as_ref().and_then(|info| info.world_size),
+            groups: distributed.map_or(Vec::new(), |info| info.groups()),
             versions: versions.into_iter().filter_map(version).collect(),
         })
     }

@@ -82,7 +82,10 @@ pub(super) const TARGETS: [Target; 21] = [
     Target::new("kineto", "traces of PyTorch's profiler", |place, input| {
         imported(place, input, Format::Kineto)
     })
-    .also(&["profiles/tests/fixtures/kineto-gpu.json"]),
+    .also(&[
+        "profiles/tests/fixtures/kineto-gpu.json",
+        "profiles/tests/fixtures/kineto-gloo.json",
+    ]),
     Target::new("nccl-tests", "output of nccl-tests", |place, input| {
         imported(place, input, Format::NcclTests)
     })
