@@ -146,6 +146,13 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
                 .to_owned(),
         ),
         (
+            plan.optimizer.deals_tensors(),
+            format!(
+                "optimizer \"{}\" is not implemented, use \"adam\"",
+                plan.optimizer.name()
+            ),
+        ),
+        (
             plan.optimizer_instances.is_some(),
             format!(
                 "instances of the optimizer are not implemented, found optimizer_instances {}, leave it out",

@@ -134,6 +134,8 @@ moefold_profiles::named! {
         Adam = "adam",
         /// AdamW with bf16 moments.
         AdamBf16Moments = "adam-bf16-moments",
+        /// Matrices by Muon with an f32 momentum, all else by AdamW with f32 moments.
+        Muon = "muon",
     }
 }
 
@@ -141,9 +143,22 @@ impl Optimizer {
     /// Type of its moments.
     pub fn moments(self) -> Dtype {
         match self {
-            Self::Adam => Dtype::F32,
+            Self::Adam | Self::Muon => Dtype::F32,
             Self::AdamBf16Moments => Dtype::Bf16,
         }
+    }
+
+    /// Moments of a matrix of a layer.
+    pub fn moments_of_matrices(self) -> u64 {
+        match self {
+            Self::Adam | Self::AdamBf16Moments => 2,
+            Self::Muon => 1,
+        }
+    }
+
+    /// Whether replicas divide whole tensors among them, where others cut all parameters into equal parts.
+    pub fn deals_tensors(self) -> bool {
+        self == Self::Muon
     }
 }
 

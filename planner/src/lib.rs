@@ -32,4 +32,5 @@ pub mod settings;
 pub mod shard;
 pub mod simulate;
 pub mod stack;
+pub mod tensors;
 pub mod walk;

@@ -16,6 +16,7 @@ use moefold_profiles::{ByClass, TensorClass};
 use crate::layout::Places;
 use crate::runtime::{Height as _, Level, Running, StageMemory};
 use crate::schedule::{Action, Schedule, Stage};
+use crate::tensors::{Dealt, Owned};
 
 /// An instant of a rank's schedule that no other instant dominates.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,8 +144,10 @@ pub struct StateBytes {
     pub unquantized: f64,
     /// The main gradient, on every replica.
     pub gradient: f64,
-    /// Master weight and moments, divided over the replicas (ZeRO-1).
+    /// Master weight and moments, divided over the replicas (ZeRO-1); where these divide whole tensors, of a matrix.
     pub sharded: f64,
+    /// What Adam keeps of a parameter beyond that.
+    pub adams: f64,
 }
 
 impl StateBytes {
@@ -157,6 +160,29 @@ impl StateBytes {
     /// Main gradients of so many parameters.
     pub fn gradients(&self, parameters: u64) -> Bytes {
         each(parameters, self.gradient)
+    }
+
+    /// Masters and moments of what a replica owns.
+    pub fn owned(&self, owned: &Owned) -> Bytes {
+        each(owned.elements(), self.sharded) + each(owned.adams(), self.adams)
+    }
+
+    /// What the update of whole tensors has beside them, over so many replicas of dense ones and of experts: f32 gradients
+    /// of what the fullest owns, where main gradients are narrower; and where weights are `gathered` behind it, those of a family
+    /// and what the rank sends of them, in bf16 (`_allgather_helper` in `megatron/core/optimizer/layer_wise_optimizer.py` of
+    /// 0.16.1). What matrices work in, one after the other, is less and left out.
+    pub fn beside_tensors(&self, dealt: &[Dealt; 2], replicas: [u64; 2], gathered: bool) -> Bytes {
+        let own: u64 = dealt.iter().map(|dealt| dealt.fullest.elements()).sum();
+        let widened = if self.gradient < 4.0 {
+            Bytes(4 * own)
+        } else {
+            Bytes::ZERO
+        };
+        let families = dealt.iter().zip(replicas);
+        let several = families.filter(|(_, replicas)| gathered && *replicas > 1);
+        let buffers =
+            several.map(|(dealt, _)| Bytes(2 * (dealt.elements + dealt.fullest.elements())));
+        widened + buffers.max().unwrap_or(Bytes::ZERO)
     }
 }
 
@@ -325,6 +351,7 @@ mod tests {
             unquantized: 2.0,
             gradient: 4.0,
             sharded: 12.0,
+            adams: 0.0,
         };
         let units = [(1600, 0), (800, 800), (320, 16)];
         let sizes = units.map(|(all, wide)| [bytes.weights(all, wide), Bytes(4 * all)]);

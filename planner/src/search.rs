@@ -768,7 +768,9 @@ fn question<'a>(asked: &Asked<'a>, rules: &Rules) -> Result<Question<'a>, PlanEr
         options,
         splits: &[],
         costs,
-        overlap: options.overlap.unwrap_or(stack.common().overlap),
+        overlap: options
+            .overlap
+            .unwrap_or_else(|| stack.overlap(options.optimizer)),
         stack,
         sets,
         choices,

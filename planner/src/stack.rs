@@ -194,6 +194,18 @@ impl Stack {
         }
     }
 
+    /// What runs beside compute where nobody says. Under Muon no reduction and no gather does: Megatron-Core 0.16 refuses
+    /// both (`validate_args` in `megatron/training/arguments.py`), main takes them where they are named.
+    pub fn overlap(&self, optimizer: Optimizer) -> Overlap {
+        let overlap = self.common().overlap;
+        let beside = !optimizer.deals_tensors();
+        Overlap {
+            grad_reduce: overlap.grad_reduce && beside,
+            param_gather: overlap.param_gather && beside,
+            ..overlap
+        }
+    }
+
     /// What of `overlap` hides: on a CPU nothing does, since its cores do the sums and copies.
     pub fn hides(&self, overlap: Overlap) -> Overlap {
         match self {
@@ -311,7 +323,8 @@ impl Stack {
     /// arXiv 2603.07685, section 4.1). FP8 recipes without FP8 primary weights keep a quantized copy
     /// of the weights besides: one byte, and one more for the copy along columns where there is one (NVFP4: half); with
     /// them, those copies are the weights. MXFP8 has one byte of scale for 32 values.
-    /// Remainders of masters take two bytes (Transformer Engine, `FusedAdam`). Embedding, head, norms and routers are
+    /// Remainders of masters take two bytes (Transformer Engine, `FusedAdam`). Muon keeps one moment of a matrix
+    /// (`muon_init_state_fn` in `megatron/core/optimizer/muon.py` of 0.16.1). Embedding, head, norms and routers are
     /// never quantized.
     pub fn state(
         &self,
@@ -319,7 +332,10 @@ impl Stack {
         (optimizer, masters, primary): (Optimizer, Masters, PrimaryWeights),
         grads: Dtype,
     ) -> StateBytes {
-        let moments = 2.0 * optimizer.moments().bits() as f64 / 8.0;
+        let moment = optimizer.moments().bits() as f64 / 8.0;
+        let of_matrices = optimizer.moments_of_matrices();
+        let moments = of_matrices as f64 * moment;
+        let adams = (2 - of_matrices) as f64 * moment;
         if precision == Precision::Fp32 {
             // Weights are their own master copies.
             return StateBytes {
@@ -327,6 +343,7 @@ impl Stack {
                 unquantized: 4.0,
                 gradient: 4.0,
                 sharded: moments,
+                adams,
             };
         }
         let quantized = match precision {
@@ -348,12 +365,13 @@ impl Stack {
             unquantized: 2.0,
             gradient: grads.bits() as f64 / 8.0,
             sharded: masters.dtype().bits() as f64 / 8.0 + moments,
+            adams,
         }
     }
 
-    /// Bytes of a checkpoint for each parameter. Megatron-Core saves weights, and of the optimizer f32 masters and both
-    /// moments (`megatron/core/optimizer/distrib_optimizer.py`, `sharded_state_dict`); this project's executor saves
-    /// masters and moments in f32.
+    /// Bytes of a checkpoint for each parameter. Megatron-Core saves weights, and of the optimizer f32 masters and all
+    /// moments (`megatron/core/optimizer/distrib_optimizer.py`, `sharded_state_dict`), under Muon counted as those of
+    /// matrices; this project's executor saves masters and moments in f32.
     pub fn saved(&self, precision: Precision, optimizer: Optimizer) -> f64 {
         let masters = Dtype::F32.bits() as f64 / 8.0;
         match self {
@@ -363,7 +381,8 @@ impl Stack {
                 } else {
                     2.0
                 };
-                weights + masters + 2.0 * optimizer.moments().bits() as f64 / 8.0
+                let moment = optimizer.moments().bits() as f64 / 8.0;
+                weights + masters + optimizer.moments_of_matrices() as f64 * moment
             }
             Self::Moefold(_) => 3.0 * masters,
         }

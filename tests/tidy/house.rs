@@ -75,17 +75,21 @@ pub(crate) const PLANNER: &[Floor] = &[
     ("saved", &[]),
     ("local", &["model", "choice", "layout"]),
     ("shard", &["model", "local"]),
+    ("tensors", &["model", "local", "shard"]),
     ("bucket", &["model", "choice"]),
     (
         "runtime",
         &["model", "choice", "layout", "mesh", "local", "shard"],
     ),
     ("options", &["model", "choice", "layout"]),
-    ("memory", &["layout", "schedule", "shard", "runtime"]),
+    (
+        "memory",
+        &["layout", "schedule", "shard", "tensors", "runtime"],
+    ),
     (
         "lower",
         &[
-            "model", "choice", "layout", "mesh", "local", "shard", "bucket", "runtime",
+            "model", "choice", "layout", "mesh", "local", "shard", "tensors", "bucket", "runtime",
         ],
     ),
     (
@@ -120,6 +124,7 @@ pub(crate) const PLANNER: &[Floor] = &[
             "local",
             "options",
             "shard",
+            "tensors",
             "bucket",
             "runtime",
             "walk",

@@ -25,7 +25,7 @@
 use super::nearest::{Nearest, divisors, multiples, product};
 use super::{Order, PartialDegrees};
 use crate::choice::{
-    CpComm, Dispatcher, Graphs, Module, Offload, OffloadModule, ScheduleName, StackName,
+    CpComm, Dispatcher, Graphs, Module, Offload, OffloadModule, Optimizer, ScheduleName, StackName,
 };
 use moefold_profiles::Precision;
 
@@ -412,6 +412,18 @@ pub enum Illegal {
         "`masters` remainder keeps what bf16 weights lack of f32 masters, and in `precision` fp32 weights lack nothing; nearest: `masters` fp32, or `precision` bf16"
     )]
     WholeMasters,
+    /// An optimizer that a stack has not.
+    #[error(
+        "`optimizer` {}: stack moefold updates all parameters with Adam; nearest: `optimizer` adam, or `stack` megatron",
+        optimizer.name()
+    )]
+    StackOptimizer { optimizer: Optimizer },
+    /// What Megatron-Core's layer-wise optimizer, which divides whole matrices, does not go with.
+    #[error("`optimizer` muon does not go with {with}; nearest: {nearest}, or `optimizer` adam")]
+    Muon {
+        with: &'static str,
+        nearest: &'static str,
+    },
     /// Gradients of a type that a stack does not accumulate in.
     #[error(
         "`grad_dtype` bf16: stack moefold accumulates gradients in fp32; nearest: `grad_dtype` fp32, or `stack` megatron"
@@ -515,6 +527,8 @@ impl Illegal {
             Self::EmptyBuckets => "empty_buckets",
             Self::WholeMasters => "whole_masters",
             Self::StackGradients => "stack_gradients",
+            Self::StackOptimizer { .. } => "stack_optimizer",
+            Self::Muon { .. } => "muon",
             Self::PrimaryWeights { .. } => "primary_weights",
             Self::RemainderOfFp8 => "remainder_of_fp8",
             Self::HostShare { .. } => "host_share",

@@ -6,7 +6,7 @@ use std::ops::Range;
 use moefold_profiles::op::SweepKind;
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
-use moefold_profiles::{Collective, CollectiveKind, Dtype, Op};
+use moefold_profiles::{Collective, CollectiveKind, Dtype, Op, Pass};
 
 use super::{Writer, over};
 use crate::choice::{HostShare, Masters};
@@ -14,6 +14,7 @@ use crate::mesh::Placement;
 use crate::model::Layer;
 use crate::runtime::{Lowered, Part, Setting};
 use crate::shard::{self, Shard};
+use crate::tensors::{self, Dealt, Owned};
 
 /// The embedding of the first stage: vocabulary parallel, its partial rows scattered over tokens.
 pub fn embedding(setting: &Setting<'_>) -> Lowered {
@@ -107,6 +108,10 @@ pub struct StepWork {
     pub exposed: Vec<Collective>,
     /// Gradient norm and update.
     pub optimizer: Vec<Op>,
+    /// What of the update runs tensor by tensor, each op with how often.
+    pub by_tensor: Vec<(Op, u64)>,
+    /// Kernels of these, which the host launches one by one.
+    pub launches: u64,
     /// States that rest on the host and pass through the device beside their update, piece by piece.
     pub streamed: Vec<Bytes>,
 }
@@ -188,6 +193,8 @@ pub struct Held {
     /// Whether each bucket is updated by itself; else a family is at once. Where states rest on the host, what does not
     /// is priced as updated at once.
     pub updated_apart: bool,
+    /// Where replicas divide whole tensors, what they update of dense ones and of experts.
+    pub dealt: Option<[Dealt; 2]>,
 }
 
 impl Held {
@@ -210,6 +217,7 @@ impl Held {
             replicated: of(|shard| shard.replicated, dense),
             experts: of(|shard| shard.experts, experts),
             updated_apart,
+            dealt: None,
         }
     }
 }
@@ -218,6 +226,8 @@ impl Held {
 /// those of experts. Gradients are reduced in
 /// `grad_dtype`; weights are gathered in `weight_dtype` (ZeRO-1, Megatron's distributed optimizer); moments
 /// are of `moments`, `masters` is what is kept of masters, and `on_host` of all these rests on the host.
+/// Where replicas divide whole tensors, every one has all gradients reduced, and weights are gathered in parts that differ
+/// (`LayerWiseDistributedOptimizer` in `megatron/core/optimizer/layer_wise_optimizer.py` of 0.16.1), priced by the bytes of all.
 /// `tied` is the embedding's size on this rank where first and last stage share it.
 pub fn step(
     held: &Held,
@@ -230,14 +240,22 @@ pub fn step(
     let mut work = StepWork::default();
     let across = groups.across.map(|across| across.map(Some));
     let [dense_across, experts_across] = across.unwrap_or_default();
-    for (buckets, group, across) in [
-        (&held.dense, groups.dp_cp, dense_across),
-        (&held.experts, groups.edp, experts_across),
+    let [dense_dealt, experts_dealt] = match &held.dealt {
+        Some([dense, experts]) => [Some(dense), Some(experts)],
+        None => [None, None],
+    };
+    for (buckets, group, across, dealt) in [
+        (&held.dense, groups.dp_cp, dense_across, dense_dealt),
+        (&held.experts, groups.edp, experts_across, experts_dealt),
     ] {
         let parameters: u64 = buckets.iter().sum();
         if parameters == 0 {
             continue;
         }
+        let reduction = match dealt {
+            Some(_) => CollectiveKind::AllReduce,
+            None => CollectiveKind::ReduceScatter,
+        };
         // Of each bucket an instance leaves a rank its part, which the others have too.
         if let Some(across) = across {
             let parts = buckets.iter();
@@ -247,16 +265,17 @@ pub fn step(
             );
         }
         for &bucket in buckets.iter().filter(|_| group.ranks > 1) {
-            work.reduce.push(over(
-                group,
-                CollectiveKind::ReduceScatter,
-                grad_dtype.bytes(bucket),
-            ));
+            work.reduce
+                .push(over(group, reduction, grad_dtype.bytes(bucket)));
             work.gather.push(over(
                 group,
                 CollectiveKind::AllGather,
                 weight_dtype.bytes(bucket),
             ));
+        }
+        if let Some(dealt) = dealt {
+            update_tensors(&dealt.busiest, weight_dtype, &mut work);
+            continue;
         }
         let shard = |parameters: u64| parameters.div_ceil(u64::from(group.ranks));
         let len = shard(parameters);
@@ -308,9 +327,149 @@ pub fn step(
     work
 }
 
+/// The norm and the update of what a replica owns. Matrices take Muon's: weight decay, momentum, a norm that divides, the
+/// iterations on bf16 (`muon_fp32_matmul_prec` medium), a scale, and the step (`OrthogonalizedOptimizer.step` and
+/// `newton_schulz` in `emerging_optimizers/orthogonalized_optimizers` of NVIDIA-NeMo/Emerging-Optimizers at 116b71a4 and
+/// 0001f6e2). Each is a kernel, a norm two and a division two more; conversions count as copies of f32. All else is
+/// updated at once, by Adam.
+fn update_tensors(owned: &Owned, weight_dtype: Dtype, work: &mut StepWork) {
+    let elements = owned.elements();
+    if elements == 0 {
+        return;
+    }
+    work.optimizer.push(Op::GradNorm { len: elements });
+    let adams = owned.adams();
+    if adams > 0 {
+        work.optimizer.push(Op::Adamw {
+            len: adams,
+            dtype: weight_dtype,
+            moments: Dtype::F32,
+            remainders: false,
+        });
+    }
+    let sweep = |kind, len| Op::Sweep {
+        kind,
+        len,
+        dtype: Dtype::F32,
+    };
+    let add = |len| Op::Add {
+        len,
+        dtype: Dtype::F32,
+    };
+    let matrices = owned.0.iter().filter(|(tensor, _)| tensor.is_matrix());
+    for (tensor, count) in matrices {
+        let len = tensor.elements;
+        let mut parts = 0;
+        let mut run = |op, times: u64| work.by_tensor.push((op, times * count));
+        // Decay, and at the end the step.
+        run(sweep(SweepKind::Scale, len), 1);
+        run(add(len), 1);
+        for [rows, columns] in tensor.matrices() {
+            let len = rows * columns;
+            run(sweep(SweepKind::Sum, len), 1);
+            run(sweep(SweepKind::Scale, len), 2);
+            run(sweep(SweepKind::Copy, len), 2);
+            for product in iteration(rows, columns) {
+                run(product, tensors::ITERATIONS);
+            }
+            parts += 1;
+        }
+        // Momentum.
+        run(add(len), 1);
+        if parts > 1 {
+            run(sweep(SweepKind::Copy, len), 1);
+        }
+        let each = 3 + parts * (7 + 3 * tensors::ITERATIONS) + u64::from(parts > 1);
+        work.launches += each * count;
+    }
+    // Masters to weights.
+    if elements > adams {
+        work.optimizer
+            .push(sweep(SweepKind::Copy, elements - adams));
+    }
+}
+
+/// The products of a Newton-Schulz iteration on a matrix `X` of so many rows and columns, of which there are no fewer:
+/// `A = X X'`, `B = b A + c A A` and `a X + B X` (arXiv 2502.16982, equation 2). One that is higher is turned.
+fn iteration(rows: u64, columns: u64) -> [Op; 3] {
+    let (low, high) = (rows.min(columns), rows.max(columns));
+    let product = |n, k| Op::Gemm {
+        m: low,
+        n,
+        k,
+        pass: Pass::Forward,
+        dtype: Dtype::Bf16,
+    };
+    [product(low, high), product(low, low), product(high, low)]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Two tensors of eight matrices of 4 x 8 and 16 vectors of 3, over two replicas; a matrix of queries, keys and values is
+    /// three.
+    #[test]
+    fn golden_matrices_are_updated_one_by_one_and_gradients_reduced_whole() {
+        let alone = |ranks| Placement {
+            ranks,
+            ranks_per_domain: ranks,
+            ranks_per_node: ranks,
+        };
+        let groups = StepGroups {
+            dp_cp: alone(2),
+            edp: alone(1),
+            across: None,
+            tp: alone(1),
+        };
+        let held = |counted: &tensors::Counted| Held {
+            dense: vec![counted.iter().map(|(t, n)| t.elements * n).sum()],
+            dealt: Some([Dealt::new(counted, 2), Dealt::default()]),
+            ..Held::default()
+        };
+        let lower = |counted: &tensors::Counted| {
+            let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::F32];
+            let states = (Masters::default(), HostShare::default());
+            step(&held(counted), &groups, dtypes, states, None, 0)
+        };
+        let counted = [
+            (tensors::Tensor::matrix(8, 4), 8),
+            (tensors::Tensor::plain(3), 16),
+        ];
+        let work = lower(&counted.into());
+        let of = |list: &[Collective]| -> Vec<(CollectiveKind, u64)> {
+            list.iter().map(|one| (one.kind, one.bytes.0)).collect()
+        };
+        let all = 8 * 32 + 16 * 3;
+        assert_eq!(of(&work.reduce), [(CollectiveKind::AllReduce, 4 * all)]);
+        assert_eq!(of(&work.gather), [(CollectiveKind::AllGather, 2 * all)]);
+        let own = |op: &Op| match op {
+            Op::GradNorm { len } | Op::Adamw { len, .. } | Op::Sweep { len, .. } => *len,
+            other => panic!("{other:?}"),
+        };
+        let at_once: Vec<u64> = work.optimizer.iter().map(own).collect();
+        assert_eq!(at_once, [all / 2, 8 * 3, 4 * 32]);
+        // Three products of five iterations of four matrices, turned so that there are no fewer columns than rows.
+        let products: Vec<([u64; 3], u64)> = work
+            .by_tensor
+            .iter()
+            .filter_map(|(op, times)| match op {
+                Op::Gemm { m, n, k, .. } => Some(([*m, *n, *k], *times)),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(
+            products,
+            [([4, 4, 8], 20), ([4, 4, 4], 20), ([4, 8, 4], 20)]
+        );
+        let flops = work
+            .by_tensor
+            .iter()
+            .map(|(op, n)| op.flops().0 * *n as f64);
+        let gemms = 4.0 * 5.0 * (4.0 * 16.0 * 8.0 + 2.0 * 64.0);
+        assert!(flops.sum::<f64>() >= gemms);
+        assert_eq!(work.launches, 4 * (3 + 22));
+    }
 
     /// Three units over two replicas, experts over one.
     #[test]

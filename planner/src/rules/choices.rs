@@ -486,6 +486,9 @@ fn check_states(options: &SearchOptions, broken: &mut Vec<Illegal>) {
     if options.grad_dtype != Dtype::F32 && options.stack == StackName::Moefold {
         broken.push(Illegal::StackGradients);
     }
+    if options.optimizer.deals_tensors() {
+        check_muon(options, broken);
+    }
     if options.masters == Masters::Remainder && options.precision == Precision::Fp32 {
         broken.push(Illegal::WholeMasters);
     }
@@ -495,6 +498,48 @@ fn check_states(options: &SearchOptions, broken: &mut Vec<Illegal>) {
             broken.push(Illegal::PrimaryWeights { precision });
         } else if options.masters == Masters::Remainder {
             broken.push(Illegal::RemainderOfFp8);
+        }
+    }
+}
+
+/// What Muon does not go with (Megatron-Core's `validate_args` and `OptimizerConfig`, which ties the precision-aware optimizer to
+/// Adam; `LayerWiseDistributedOptimizer`, whose parts are those of all replicas).
+fn check_muon(options: &SearchOptions, broken: &mut Vec<Illegal>) {
+    if options.stack == StackName::Moefold {
+        broken.push(Illegal::StackOptimizer {
+            optimizer: options.optimizer,
+        });
+        return;
+    }
+    for (refused, with, nearest) in [
+        (
+            options.zero == Zero::Fsdp,
+            "`zero` fsdp, which cuts matrices",
+            "`zero` 1",
+        ),
+        (
+            options.instances > 1,
+            "several `num_distributed_optimizer_instances`",
+            "1 of them",
+        ),
+        (
+            options.masters == Masters::Remainder,
+            "`masters` remainder of the precision-aware optimizer, which is Adam's",
+            "`masters` fp32",
+        ),
+        (
+            options.primary_weights == PrimaryWeights::Fp8,
+            "`primary_weights` fp8, whose gathers matrix by matrix have no price",
+            "`primary_weights` wide",
+        ),
+        (
+            !options.optimizer_offload.is_none(),
+            "`optimizer_offload_fraction`, whose states are Adam's",
+            "`optimizer_offload_fraction` 0",
+        ),
+    ] {
+        if refused {
+            broken.push(Illegal::Muon { with, nearest });
         }
     }
 }

@@ -288,9 +288,12 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
         total.add(question.costs.collective(&message), calls);
     }
     let work = &choice.split.ends[rank].work;
-    for op in &work.optimizer {
+    let at_once = work.optimizer.iter().map(|op| (op, 1.0));
+    let by_tensor = work.by_tensor.iter();
+    let by_tensor = by_tensor.map(|(op, times)| (op, *times as f64));
+    for (op, calls) in at_once.chain(by_tensor) {
         let total = busy.entry(op.stem().to_owned()).or_default();
-        total.add(question.costs.op(op), 1.0);
+        total.add(question.costs.op(op), calls);
     }
     for (&bytes, leaves) in work
         .streamed

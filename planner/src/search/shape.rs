@@ -27,7 +27,9 @@ use crate::options::{Loads, Routing, SearchOptions};
 use crate::price::LayerBreakdown;
 use crate::rules::{KeyWays, heads, undivided};
 use crate::runtime::{self, LayerGroups, Lowered, Piece, Runtime, Setting, Slot, Stretches, gcd};
+use crate::shard::Shard;
 use crate::stack::Stack;
+use crate::tensors::Tensors;
 
 /// The inputs of a search that stay the same throughout.
 pub(crate) struct Question<'a> {
@@ -173,6 +175,8 @@ pub(crate) struct Kind {
     slots: [Vec<Slot>; 2],
     /// Kernels of both its passes that are nodes of CUDA graphs.
     pub(crate) nodes: u64,
+    /// Its parameters, where replicas divide whole tensors.
+    pub(crate) tensors: Tensors,
     /// The recompute sets that no other beats, where each layer may take one by itself.
     pub(crate) ways: Vec<LayersWay>,
 }
@@ -788,6 +792,18 @@ impl<'a> Question<'a> {
         by_layer::unbeaten(ways.collect())
     }
 
+    /// The tensors of a piece, of which a rank has so much; none where replicas cut all parameters alike.
+    fn tensors(&self, place: usize, local: &Local, held: Shard) -> Tensors {
+        if !self.options.optimizer.deals_tensors() {
+            return Tensors::default();
+        }
+        match self.pieces().nth(place) {
+            Some(Piece::Layer(layer)) => Tensors::layer(self.model, layer, local),
+            Some(Piece::Head) => Tensors::head(self.model, local, held),
+            Some(Piece::Embedding) | None => Tensors::embedding(held),
+        }
+    }
+
     fn kind(
         &self,
         place: usize,
@@ -821,6 +837,7 @@ impl<'a> Question<'a> {
             weight_s: seconds(&breakdown.weight),
             ways: self.ways_of(&memory, &backward_s),
             nodes: self.stack.graph_nodes(lowered),
+            tensors: self.tensors(place, &local, memory.alike().shard),
             backward_s,
             place,
             local,

@@ -151,7 +151,7 @@ fn overlaps(asked: &Asked<'_>) -> Vec<Held> {
     }
     let pins = &options.pins;
     let stack = Stack::on(options.stack, asked.cluster, asked.costs.host());
-    let base = stack.common().overlap;
+    let base = stack.overlap(options.optimizer);
     let exchanges = pins.ep != Some(1);
     let passes = exchanges && options.schedule.is_none() && options.stages.is_none();
     let with = [

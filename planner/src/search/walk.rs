@@ -112,6 +112,13 @@ pub fn walk(
             limit: "they are priced, and the step is not walked; use a plan of one".to_owned(),
         });
     }
+    if plan.planned.optimizer.deals_tensors() {
+        return Err(PlanError::Unable {
+            what: format!("a dry run of `optimizer` {}", plan.planned.optimizer.name()),
+            limit: "it is priced, and its step is not walked; use a plan of `optimizer` adam"
+                .to_owned(),
+        });
+    }
     of_plan(plan, layout, costs, runtime, |case, split| {
         walked(plan, case, split, rank)
     })

@@ -229,8 +229,13 @@ fn precision(said: &mut Said<'_>) -> Precision {
 
 /// The optimizer, the type of main gradients, and what replicas share.
 fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero, u32) {
-    if let Some(other) = said.word("optimizer").filter(|word| *word != "adam") {
-        said.unable(format!("--optimizer {other}"), "--optimizer adam");
+    let name = said.word("optimizer").unwrap_or("adam");
+    let muon = ["muon", "dist_muon"].contains(&name);
+    if !muon && name != "adam" {
+        said.unable(format!("--optimizer {name}"), "--optimizer adam or muon");
+    }
+    if muon {
+        said_of_muon(said);
     }
     let instances = said.degree("num_distributed_optimizer_instances");
     let types = [("fp32", Dtype::F32), ("bf16", Dtype::Bf16)];
@@ -257,6 +262,7 @@ fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero, u32) {
         grads = Dtype::Bf16;
     }
     let optimizer = match first {
+        _ if muon => Optimizer::Muon,
         Dtype::Bf16 => Optimizer::AdamBf16Moments,
         _ => Optimizer::Adam,
     };
@@ -287,13 +293,36 @@ fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero, u32) {
     if said.on("use_torch_fsdp2") {
         said.unable("PyTorch's FSDP", "--use-megatron-fsdp");
     }
-    if !fsdp && !said.on("use_distributed_optimizer") {
+    if !fsdp && name != "dist_muon" && !said.on("use_distributed_optimizer") {
         said.unable(
             "an optimizer whose state every replica holds whole",
             "--use-distributed-optimizer",
         );
     }
     (optimizer, grads, zero, instances.unwrap_or(1))
+}
+
+/// What of Muon is priced in one way alone.
+fn said_of_muon(said: &mut Said<'_>) {
+    for (name, priced) in [
+        ("muon_num_ns_steps", "5"),
+        ("muon_tp_mode", "blockwise"),
+        ("muon_fp32_matmul_prec", "medium"),
+        ("muon_scalar_optimizer", "adam"),
+    ] {
+        if let Some(other) = said.word(name).filter(|word| *word != priced) {
+            said.unable(
+                format!("{} {other}", flag(name)),
+                format!("{} {priced}", flag(name)),
+            );
+        }
+    }
+    if said.on("muon_no_split_qkv") {
+        said.unable(
+            "queries, keys and values orthogonalized as one",
+            "settings without --muon-no-split-qkv",
+        );
+    }
 }
 
 fn dispatcher(said: &mut Said<'_>, version: Version) -> Option<Dispatcher> {

@@ -45,6 +45,7 @@ pub fn broken(settings: &Settings, target: &Target<'_>) -> Vec<Problem> {
     rules.experts();
     rules.overlap();
     rules.precision();
+    rules.muon();
     rules.graphs();
     rules.environment();
     rules.training();
@@ -399,6 +400,44 @@ impl<'a> Rules<'a> {
                 "--use-precision-aware-optimizer",
             );
         }
+    }
+
+    /// What Muon does not go with: `validate_args` and `OptimizerConfig`, and of 0.16 `get_megatron_muon_optimizer`.
+    fn muon(&mut self) {
+        let name = self.word("optimizer").unwrap_or("adam");
+        if !["muon", "dist_muon"].contains(&name) {
+            return;
+        }
+        let version = self.target.version;
+        let own = version.name();
+        self.rule(
+            version < Version::V16,
+            format!("Megatron-Core {own} has no --optimizer {name}"),
+            "--megatron 0.16, or --optimizer adam",
+        );
+        let old = version < Version::Main;
+        self.rule(
+            old && self.on("use_distributed_optimizer"),
+            format!("--use-distributed-optimizer does not go with Muon in Megatron-Core {own}"),
+            "--optimizer dist_muon without it, or --megatron main",
+        );
+        let beside = self.on("overlap_grad_reduce") || self.on("overlap_param_gather");
+        self.rule(
+            old && beside,
+            format!("Muon reduces and gathers nothing beside compute in Megatron-Core {own}"),
+            "settings without --overlap-grad-reduce and --overlap-param-gather, or --megatron main",
+        );
+        self.rule(
+            self.on("use_megatron_fsdp") || self.on("use_torch_fsdp2"),
+            "Muon does not go with FSDP",
+            "--optimizer adam, or settings without FSDP",
+        );
+        let aware = self.on("use_precision_aware_optimizer");
+        self.rule(
+            aware || self.on("optimizer_cpu_offload"),
+            "the precision-aware optimizer, which offload to the CPU is, is Adam's alone",
+            "--optimizer adam, or settings without --use-precision-aware-optimizer and --optimizer-cpu-offload",
+        );
     }
 
     fn graphs(&mut self) {

@@ -114,6 +114,9 @@ fn plan_drawn(drawn: &Drawn) -> Option<Plan> {
     if bit(5) {
         options.grad_dtype = Dtype::Bf16;
     }
+    if bit(21) && bit(22) {
+        options.optimizer = Optimizer::Muon;
+    }
     if bit(14) && drawn.precision.compute() == Dtype::Fp8 {
         options.primary_weights = PrimaryWeights::Fp8;
     }
@@ -403,6 +406,142 @@ fn golden_what_recipes_say() {
     }
 }
 
+/// A job that every release can be told.
+fn plain_job(optimizer: Optimizer) -> (Job, Cluster) {
+    let (model, cluster) = (presets::load("mixtral-8x7b"), cluster("dgx-h100"));
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 256,
+    };
+    let options = SearchOptions {
+        optimizer,
+        dispatcher: Some(crate::choice::Dispatcher::Alltoall),
+        pins: "tp=1,pp=4,ep=8,mbs=1".parse().expect("degrees"),
+        top: 1,
+        ..SearchOptions::new(batch, StackName::Megatron)
+    };
+    let plan = planned(&model.expect("a preset"), &cluster, 64, &options);
+    (Job::of_plan(&plan.expect("feasible")), cluster)
+}
+
+/// Muon is its own optimizer in 0.16 and what the distributed one comes to on main; before, there is none.
+#[test]
+fn muon_is_written_for_its_release_and_read_back() {
+    let (mut job, cluster) = plain_job(Optimizer::Muon);
+    let gpus = job.gpus;
+    let written = |job: &Job, version| write(job, &cluster, version, Rest::Placeholders);
+    let word = |written: &Written| match written.settings.get("optimizer") {
+        Some(Value::Words(words)) => words.join(" "),
+        other => format!("{other:?}"),
+    };
+    for (version, name, on, off) in [
+        (
+            Version::V16,
+            "dist_muon",
+            &[][..],
+            &[
+                "use_distributed_optimizer",
+                "no_use_layer_wise_param_layout",
+            ][..],
+        ),
+        (
+            Version::Main,
+            "muon",
+            &[
+                "use_distributed_optimizer",
+                "no_use_layer_wise_param_layout",
+            ],
+            &[],
+        ),
+    ] {
+        let out = written(&job, version).expect("can be said");
+        assert_eq!(word(&out), name);
+        assert!(on.iter().all(|name| out.settings.is_on(name)), "{name}");
+        assert!(!off.iter().any(|name| out.settings.is_on(name)), "{name}");
+        let target = Target {
+            version,
+            cluster: &cluster,
+            gpus,
+        };
+        let again = reading::read(&out.settings, &target, None).expect("reads");
+        assert_eq!(again.broken, [], "{name}");
+        assert_eq!(again.job.options.optimizer, Optimizer::Muon);
+        let put = onto(&out.settings, &again, &again.job, &target).expect("can be said");
+        assert_eq!(put.settings, out.settings, "{name}");
+    }
+    let refused = |job: &Job, version| -> String {
+        let refused = written(job, version).expect_err("cannot be said");
+        let each = refused.iter().map(ToString::to_string);
+        each.collect::<Vec<_>>().join("\n")
+    };
+    assert!(refused(&job, Version::V15).contains("Megatron-Core 0.15 has no Muon"));
+    job.options.overlap = Some("grad-reduce,param-gather,p2p".parse().expect("overlap"));
+    assert!(refused(&job, Version::V16).contains("nothing beside compute under Muon"));
+    assert!(written(&job, Version::Main).is_ok());
+}
+
+#[test]
+fn what_muon_does_not_go_with_is_said_by_flag() {
+    let said = |version, flags: &[(&str, Option<&str>)]| -> String {
+        let (job, cluster) = plain_job(Optimizer::Adam);
+        let written = write(&job, &cluster, Version::Main, Rest::Placeholders);
+        let mut settings = written.expect("can be said").settings;
+        let gpus = job.gpus;
+        for &(name, word) in flags {
+            settings.flags.retain(|setting| setting.name != name);
+            settings.set(name, word.map_or(Value::On, Value::word));
+        }
+        let target = Target {
+            version,
+            cluster: &cluster,
+            gpus,
+        };
+        match reading::read(&settings, &target, None) {
+            Ok(reading) => format!("{:?}", reading.broken),
+            Err(problems) => {
+                let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+                lines.join("\n")
+            }
+        }
+    };
+    let (muon, dist) = (
+        ("optimizer", Some("muon")),
+        ("optimizer", Some("dist_muon")),
+    );
+    for (version, flags, expected) in [
+        (Version::V15, &[muon][..], "has no --optimizer muon"),
+        (Version::V16, &[dist], "does not go with Muon"),
+        (
+            Version::V16,
+            &[dist, ("overlap_grad_reduce", None)],
+            "nothing beside compute",
+        ),
+        (
+            Version::Main,
+            &[muon, ("use_precision_aware_optimizer", None)],
+            "is Adam's alone",
+        ),
+        (
+            Version::Main,
+            &[muon, ("muon_num_ns_steps", Some("8"))],
+            "--muon-num-ns-steps 8 has no price here; nearest: --muon-num-ns-steps 5",
+        ),
+        (
+            Version::Main,
+            &[muon, ("muon_tp_mode", Some("duplicated"))],
+            "--muon-tp-mode duplicated has no price",
+        ),
+        (
+            Version::Main,
+            &[muon, ("muon_no_split_qkv", None)],
+            "orthogonalized as one has no price",
+        ),
+    ] {
+        let said = said(version, flags);
+        assert!(said.contains(expected), "{flags:?}: {said}");
+    }
+}
+
 /// A recipe with one flag otherwise, and what is then said of it.
 fn said_of(name: &str, flag: &str, value: Option<Value>) -> String {
     let (mut settings, cluster, gpus) = recipe(name);
@@ -448,7 +587,7 @@ const WRONG: &[[&str; 4]] = &[
         "nearest: --use-distributed-optimizer",
     ],
     ["qwen", "moe_router_topk", "129", "at most the 128 experts"],
-    ["qwen", "optimizer", "muon", "--optimizer muon has no price"],
+    ["qwen", "optimizer", "sgd", "--optimizer sgd has no price"],
     [
         "qwen",
         "cp_comm_type",

@@ -320,8 +320,12 @@ fn write_precision(job: &Job, out: &mut Writer) {
 
 fn write_optimizer(job: &Job, out: &mut Writer) {
     let options = &job.options;
-    out.on("use_distributed_optimizer");
-    out.because("masters and moments over the replicas");
+    if options.optimizer.deals_tensors() {
+        write_muon(job, out);
+    } else {
+        out.on("use_distributed_optimizer");
+        out.because("masters and moments over the replicas");
+    }
     match options.zero {
         Zero::States => {}
         Zero::Fsdp => {
@@ -365,6 +369,35 @@ fn write_optimizer(job: &Job, out: &mut Writer) {
             out.on("grad_reduce_in_bf16");
         }
         out.because("main gradients and their reduction at half the bytes");
+    }
+}
+
+/// Muon over whole matrices: 0.16 has an optimizer for it, on main it is what the distributed one comes to.
+fn write_muon(job: &Job, out: &mut Writer) {
+    let version = out.version;
+    match version {
+        Version::V14 | Version::V15 => out.refuse(
+            format!("Megatron-Core {} has no Muon", version.name()),
+            "--megatron 0.16, or --optimizer adam",
+        ),
+        Version::V16 => {
+            out.set("optimizer", "dist_muon");
+            out.because("matrices are orthogonalized, whole ones over the replicas");
+            if job.options.overlap.unwrap_or_default().of_replicas() {
+                out.refuse(
+                    "Megatron-Core 0.16 reduces and gathers nothing beside compute under Muon",
+                    "--megatron main, or --overlap without grad-reduce and param-gather",
+                );
+            }
+        }
+        Version::Main => {
+            out.set("optimizer", "muon");
+            out.because("matrices are orthogonalized");
+            out.on("use_distributed_optimizer");
+            out.because("masters and moments over the replicas, each matrix on one");
+            out.on("no_use_layer_wise_param_layout");
+            out.because("without padding; every replica has all gradients reduced");
+        }
     }
 }
 

@@ -764,10 +764,16 @@ mod tests {
             let kept = (optimizer, masters, PrimaryWeights::Wide);
             let bytes = stack.state(precision, kept, Dtype::F32);
             assert_eq!(
-                bytes.sharded, expected,
+                (bytes.sharded, bytes.adams),
+                (expected, 0.0),
                 "{precision} {optimizer:?} {masters:?}"
             );
         }
+        // A master and a momentum; of what Adam updates, a second moment.
+        let kept = (Optimizer::Muon, Masters::Fp32, PrimaryWeights::Wide);
+        let bytes = stack.state(Precision::Bf16, kept, Dtype::F32);
+        assert_eq!((bytes.sharded, bytes.adams), (8.0, 4.0));
+        assert_eq!(stack.saved(Precision::Bf16, Optimizer::Muon), 10.0);
     }
 
     /// By hand, from the groups of `parallel_state.py`. 64 H100 under TP1 PP4 EP16 and NCCL had 6.25 GiB beside what

@@ -3,7 +3,8 @@
 use super::super::Rules;
 use super::*;
 use crate::choice::{
-    Capacity, Dispatcher, DropPolicy, HostShare, Masters, PrimaryWeights, StackName, Zero,
+    Capacity, Dispatcher, DropPolicy, HostShare, Masters, Optimizer, PrimaryWeights, StackName,
+    Zero,
 };
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::presets;
@@ -64,6 +65,7 @@ fn options(words: &str) -> SearchOptions {
             "num_distributed_optimizer_instances" => {
                 options.instances = word.parse().expect("a number");
             }
+            "optimizer" => options.optimizer = named(&Optimizer::ALL, Optimizer::name, word),
             "grad_dtype" => options.grad_dtype = named(&Dtype::ALL, Dtype::name, word),
             "masters" => options.masters = named(&Masters::ALL, Masters::name, word),
             "primary_weights" => {
@@ -429,6 +431,42 @@ fn each_rule_of_replicas_has_its_message() {
     ] {
         let expected = ["`ddp_bucket_size` 7", expected];
         check("", words, "buckets_without_overlap", &expected);
+    }
+}
+
+#[test]
+fn muon_divides_whole_matrices_and_is_of_megatron_core() {
+    for words in [
+        "optimizer muon",
+        "optimizer muon grad_dtype bf16",
+        "optimizer muon overlap grad-reduce,param-gather,p2p",
+        "optimizer muon precision mxfp8",
+    ] {
+        assert!(broken("mixtral-8x22b", "", words).is_empty(), "{words}");
+    }
+    for (with, nearest) in [
+        ("zero fsdp", "`zero` 1"),
+        ("num_distributed_optimizer_instances 2", "1 of them"),
+        ("masters remainder", "`masters` fp32"),
+        (
+            "precision fp8 primary_weights fp8",
+            "`primary_weights` wide",
+        ),
+        (
+            "optimizer_offload_fraction 0.5",
+            "`optimizer_offload_fraction` 0",
+        ),
+    ] {
+        let words = format!("optimizer muon {with}");
+        let expected = ["`optimizer` muon", nearest, "`optimizer` adam"];
+        check("", &words, "muon", &expected);
+    }
+    let expected = ["`optimizer` muon: stack moefold", "`stack` megatron"];
+    for words in [
+        "stack moefold optimizer muon",
+        "stack moefold zero fsdp optimizer muon",
+    ] {
+        check("", words, "stack_optimizer", &expected);
     }
 }
 

@@ -16,6 +16,7 @@ use crate::runtime::StageMemory;
 use crate::search::shape::{Kind, Question};
 use crate::search::sharded::{Part, Waits};
 use crate::shard::{self, Shard};
+use crate::tensors::{Dealt, Tensors};
 
 impl StageSplit {
     /// What passes wait for where weights and gradients rest divided.
@@ -166,8 +167,38 @@ impl StageSplit {
         waited
     }
 
-    /// The weights of a pipeline rank, in buckets.
+    /// The weights of a pipeline rank, in buckets, and what its replicas update of them.
     pub(super) fn weights_of(&self, case: Case<'_>, rank: usize) -> RankWeights {
+        RankWeights {
+            dealt: self.dealt(case, rank),
+            ..self.buckets_of(case, rank)
+        }
+    }
+
+    /// What the replicas of a pipeline rank update where they divide whole tensors.
+    fn dealt(&self, case: Case<'_>, rank: usize) -> Option<[Dealt; 2]> {
+        let Case {
+            question,
+            layout,
+            shape,
+            ..
+        } = case;
+        if !question.options.optimizer.deals_tensors() {
+            return None;
+        }
+        let is_shared = has_one_matrix(case, rank);
+        let mut tensors = Tensors::default();
+        for stage in own(layout, rank) {
+            for (kind, count) in self.each_kind(shape, stage) {
+                if !(is_shared && std::ptr::eq(kind, &raw const shape.embedding)) {
+                    tensors.add(&kind.tensors, u64::from(count));
+                }
+            }
+        }
+        Some(tensors.dealt(question.shards(layout)))
+    }
+
+    fn buckets_of(&self, case: Case<'_>, rank: usize) -> RankWeights {
         let Case {
             question,
             layout,
@@ -245,21 +276,14 @@ impl StageSplit {
     /// Parameters of a pipeline rank, by those of its parts. A tied head on the rank of the embedding is one matrix
     /// with it.
     fn shard(&self, case: Case<'_>, rank: usize, of: impl Fn(&StageMemory) -> Shard) -> Shard {
-        let Case {
-            question,
-            layout,
-            shape,
-            ..
-        } = case;
+        let Case { layout, shape, .. } = case;
         let mut shard = Shard::default();
         for stage in own(layout, rank) {
             for (kind, count) in self.each_kind(shape, stage) {
                 shard += of(kind.memory.alike()) * u64::from(count);
             }
         }
-        let places = layout.places();
-        let has_ends = !places.parts_ends() && places.rank_of(0) as usize == rank;
-        if question.model.tied_embeddings && has_ends {
+        if has_one_matrix(case, rank) {
             shard = shard.without(of(shape.embedding.memory.alike()));
         }
         shard
@@ -308,6 +332,13 @@ impl StageSplit {
         }
         ends
     }
+}
+
+/// Whether a pipeline rank has both ends of the model, and one matrix for both.
+fn has_one_matrix(case: Case<'_>, rank: usize) -> bool {
+    let places = case.layout.places();
+    let has_ends = !places.parts_ends() && places.rank_of(0) as usize == rank;
+    case.question.model.tied_embeddings && has_ends
 }
 
 fn rank_end(
@@ -374,17 +405,20 @@ fn rank_end(
     let updates = updates.filter(|op| matches!(op, Op::Adamw { .. }));
     let beside_s: f64 = updates.map(|op| question.costs.op(op).time.0).sum();
     let streamed_s: f64 = work.streamed.iter().map(ways).sum();
+    let by_tensor = work.by_tensor.iter();
+    let by_tensor_s: f64 = by_tensor
+        .map(|(op, times)| question.costs.op(op).time.0 * *times as f64)
+        .sum();
+    let launched_s = question.stack.common().launch.0 * work.launches as f64;
+    let at_once = work.optimizer.iter();
+    let at_once_s: f64 = at_once.map(|op| question.costs.op(op).time.0).sum();
     RankEnd {
         streamed_s: (streamed_s - beside_s).max(0.0),
         reduce_s: seconds(&work.reduce),
         across_s: seconds(&work.across),
         gather_s: seconds(&work.gather),
         exposed_s: seconds(&work.exposed).iter().sum(),
-        update_s: work
-            .optimizer
-            .iter()
-            .map(|op| question.costs.op(op).time.0)
-            .sum(),
+        update_s: at_once_s + by_tensor_s + question.stack.host_excess(launched_s, by_tensor_s),
         waiting_s: 0.0,
         work,
     }

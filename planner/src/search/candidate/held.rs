@@ -103,7 +103,11 @@ impl StageSplit {
                     share.pieces(buckets.iter().sum::<u64>().div_ceil(shards))
                 });
                 let pieces: Vec<u64> = pieces.collect();
-                let on_device = if pieces.is_empty() {
+                let on_device = if let Some(dealt) = &self.weights[rank].dealt {
+                    let gathered = !question.overlap.param_gather;
+                    let beside = bytes.beside_tensors(dealt, shards, gathered);
+                    Level::of(TensorClass::Transient, beside)
+                } else if pieces.is_empty() {
                     Level::default()
                 } else {
                     Level::of(TensorClass::Optimizer, state(in_flight(&pieces))) + step.update
@@ -138,6 +142,10 @@ impl StageSplit {
                         memory::state(held, wide, bytes, shards)
                     }
                 };
+                if let Some(dealt) = &weights.dealt {
+                    let each = dealt.iter().map(|dealt| bytes.owned(&dealt.fullest));
+                    held[TensorClass::Optimizer] = each.sum();
+                }
                 held[TensorClass::Optimizer] -= self.streamed[rank].0;
                 held = held + step.standing.bytes();
                 held[TensorClass::Transient] += self.buffers(case, rank);

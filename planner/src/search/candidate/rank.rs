@@ -6,6 +6,7 @@ use crate::bucket::{self, Division, Turns};
 use crate::layout::Layout;
 use crate::lower::ends::{Held, StepWork};
 use crate::shard::Shard;
+use crate::tensors::Dealt;
 
 /// The weights of a pipeline rank, as they are reduced and gathered.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,6 +15,8 @@ pub(super) struct RankWeights {
     pub(super) units: Vec<Unit>,
     /// Runs of units: of dense parameters, of experts.
     pub(super) buckets: [Vec<Range<usize>>; 2],
+    /// Where replicas divide whole tensors, what they update of dense ones and of experts.
+    pub(super) dealt: Option<[Dealt; 2]>,
 }
 
 /// Weights that are in one bucket.
@@ -39,6 +42,7 @@ impl RankWeights {
         Self {
             buckets: [of(Shard::dense), of(|shard| shard.experts)],
             units,
+            dealt: None,
         }
     }
 
@@ -89,7 +93,10 @@ impl RankWeights {
     pub(super) fn held(&self, updated_apart: bool) -> Held {
         let units = self.units.iter().map(|unit| unit.shard);
         let [dense, experts] = &self.buckets;
-        Held::of(units, [dense, experts], updated_apart)
+        Held {
+            dealt: self.dealt.clone(),
+            ..Held::of(units, [dense, experts], updated_apart)
+        }
     }
 
     pub(super) fn total(&self) -> Shard {

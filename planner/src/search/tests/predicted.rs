@@ -7,7 +7,7 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::{Dtype, Precision, TensorClass};
 
 use super::{cluster, run, small};
-use crate::choice::{CpComm, Objective, PrimaryWeights, Recompute, StackName, Zero};
+use crate::choice::{CpComm, Objective, Optimizer, PrimaryWeights, Recompute, StackName, Zero};
 use crate::layout::Batch;
 use crate::model::presets;
 use crate::options::SearchOptions;
@@ -493,6 +493,102 @@ fn levels_of_context_parallel_ranks_are_those_of_nodes() {
         alone.planned.predicted.time_s,
         ring.planned.predicted.time_s
     );
+}
+
+/// Mixtral over 64 replicas, by hand. Dense tensors are 1 norm, 32 pairs of norms, routers, outputs (4096 x 4096) and
+/// queries with keys and values (6144 x 4096), and 2 matrices of the vocabulary. Dealt over 64 there and back, the second
+/// replica has a pair of norms, a 6144 x 4096 and a vocabulary: most state. The first has the last norm and two 6144 x 4096: most
+/// products. Of 256 matrices of experts of either kind each has 4.
+#[test]
+fn golden_muon_has_one_moment_of_matrices_and_products_of_its_own() {
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let mut cluster = cluster("dgx-h100");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let plan = |optimizer| {
+        let options = SearchOptions {
+            optimizer,
+            overlap: Some("none".parse().expect("words")),
+            pins: "tp=1,cp=1,pp=1,ep=1,etp=1,mbs=1".parse().expect("degrees"),
+            recompute: Some(Recompute::Full.into()),
+            top: 1,
+            ..SearchOptions::new(
+                Batch {
+                    seq_len: 4096,
+                    global_batch: 128,
+                },
+                StackName::Megatron,
+            )
+        };
+        run(&model, &cluster, 64, &options).plans.swap_remove(0)
+    };
+    let (muon, adam) = (plan(Optimizer::Muon), plan(Optimizer::Adam));
+    let gib = |bytes: f64| bytes / f64::from(1 << 30);
+    let all = 46_702_792_704.0_f64;
+    let qkv = 6144.0 * 4096.0;
+    let experts = 4.0 * (28672.0 * 4096.0 + 4096.0 * 14336.0);
+    let state = 8.0 * (qkv + experts) + 12.0 * (32000.0 * 4096.0 + 2.0 * 4096.0);
+    let memory = &muon.predicted.memory_gib;
+    for (class, bytes) in [
+        (TensorClass::Weights, 2.0 * all),
+        (TensorClass::Gradients, 4.0 * all),
+        (TensorClass::Optimizer, state),
+    ] {
+        let found = memory[class];
+        assert!((found - gib(bytes)).abs() < 1e-5, "{class:?}: {found}");
+    }
+    // After the passes, gradients of them gone: all weights of experts, which are the larger family, and those that are sent.
+    let buffers = 2.0 * (32.0 * 8.0 * 3.0 * 4096.0 * 14336.0 + experts);
+    let transient = memory[TensorClass::Transient];
+    assert!(transient > gib(buffers) - 1e-5, "{transient}");
+    let (ours, theirs) = (&muon.predicted.calls, &adam.predicted.calls);
+    assert_eq!((ours["all_reduce"], ours["all_gather"]), (2.0, 2.0));
+    assert!(!ours.contains_key("reduce_scatter") && theirs["reduce_scatter"] == 2.0);
+    // Three products of five iterations: of six matrices of two tensors, and of eight.
+    assert_eq!(ours["gemm"] - theirs["gemm"], 15.0 * (6.0 + 8.0));
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let iterations = |rows: u64, columns: u64| -> f64 {
+        let (m, n) = (rows.min(columns), rows.max(columns));
+        let product = |n, k| {
+            let op = moefold_profiles::Op::Gemm {
+                m,
+                n,
+                k,
+                pass: moefold_profiles::Pass::Forward,
+                dtype: Dtype::Bf16,
+            };
+            costs.op(&op).time.0
+        };
+        5.0 * (product(m, n) + product(m, m) + product(n, m))
+    };
+    let products = 2.0 * (iterations(4096, 4096) + 2.0 * iterations(1024, 4096))
+        + 4.0 * (iterations(28672, 4096) + iterations(4096, 14336));
+    let busy = muon.predicted.busy_s["gemm"] - adam.predicted.busy_s["gemm"];
+    assert!((busy / products - 1.0).abs() < 1e-9, "{busy} {products}");
+    let [ours, theirs] =
+        [&muon, &adam].map(|plan| plan.predicted.time_s.get(Category::Optimizer).0);
+    let more = (ours - theirs) / products;
+    assert!((1.0..1.5).contains(&more), "{more}");
+    assert_eq!(muon.overlap, Some(crate::choice::Overlap::default()));
+}
+
+/// Who does not say what runs beside compute has no reduction and no gather there under Muon, which the release that is
+/// exported for refuses.
+#[test]
+fn muon_reduces_and_gathers_beside_compute_where_it_is_named() {
+    let (model, cluster, options) = small();
+    let plan = |overlap: Option<&str>| {
+        let options = SearchOptions {
+            optimizer: Optimizer::Muon,
+            overlap: overlap.map(|words| words.parse().expect("words")),
+            pins: "tp=1,pp=1,cp=1,ep=8".parse().expect("degrees"),
+            ..options.clone()
+        };
+        run(&model, &cluster, 32, &options).plans.swap_remove(0)
+    };
+    let (unsaid, named) = (plan(None), plan(Some("grad-reduce,param-gather,p2p")));
+    let overlap = unsaid.overlap.expect("said");
+    assert!(!overlap.of_replicas() && overlap.p2p);
+    assert!(named.predicted.step_s < unsaid.predicted.step_s);
 }
 
 /// Replicas in eight instances, each a node: what is divided over eight ranks and gathered there, and reduced over nodes
