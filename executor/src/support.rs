@@ -248,7 +248,7 @@ pub(crate) fn beyond_kernels(model: &Model) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use moefold_planner::choice::{GraphModule, Graphs};
+    use moefold_planner::choice::{GraphModule, Graphs, Optimizer};
     use moefold_planner::model::{Ffn, Mixer, RouterGroups};
 
     use super::*;
@@ -322,6 +322,15 @@ mod tests {
         let model = testing::plan().model;
         let refused = check(&plan, &model, &DeviceSpec::CPU).expect_err("no such thing");
         assert!(refused.to_string().contains("\"a2a+p2p\", use"));
+    }
+
+    #[test]
+    fn muon_is_refused_by_name() {
+        let mut plan = plan();
+        plan.optimizer = Optimizer::Muon;
+        let model = testing::plan().model;
+        let refused = check(&plan, &model, &DeviceSpec::CPU).expect_err("no such thing");
+        assert!(refused.to_string().contains("optimizer \"muon\""));
     }
 
     #[test]

@@ -571,6 +571,53 @@ fn golden_muon_has_one_moment_of_matrices_and_products_of_its_own() {
     assert_eq!(muon.overlap, Some(crate::choice::Overlap::default()));
 }
 
+/// NVIDIA's measurements on GB300 under MXFP8 (developer.nvidia.com, "Advancing Emerging Optimizers for Accelerated LLM Training
+/// with NVIDIA Megatron", table 1): Kimi-K2 does 1051 model TFLOP/s a GPU with AdamW and 1029 with Muon, Qwen3-30B-A3B 713 and
+/// 686. Batches are those of Megatron-Bridge's settings for these layouts (`scripts/performance/configs`), which the page does
+/// not name.
+#[test]
+fn golden_what_muon_adds_to_published_steps() {
+    let cluster = cluster("gb300-nvl72");
+    for (name, gpus, global_batch, pins, published) in [
+        (
+            "kimi-k2-instruct",
+            256,
+            4096,
+            "tp=1,cp=1,pp=4,vpp=4,ep=64,etp=1,mbs=1",
+            1051.0 / 1029.0,
+        ),
+        (
+            "qwen3-30b-a3b",
+            8,
+            512,
+            "tp=1,cp=1,pp=1,ep=8,etp=1,mbs=8",
+            713.0 / 686.0,
+        ),
+    ] {
+        let model = presets::load(name).expect("a preset");
+        let step_s = |optimizer| {
+            let batch = Batch {
+                seq_len: 4096,
+                global_batch,
+            };
+            let options = SearchOptions {
+                optimizer,
+                precision: Precision::Mxfp8,
+                dispatcher: Some(crate::choice::Dispatcher::Hybridep),
+                pins: pins.parse().expect("degrees"),
+                recompute: Some(Recompute::None.into()),
+                top: 1,
+                ..SearchOptions::new(batch, StackName::Megatron)
+            };
+            let found = run(&model, &cluster, gpus, &options);
+            found.plans[0].predicted.step_s
+        };
+        let more = step_s(Optimizer::Muon) / step_s(Optimizer::Adam) - 1.0;
+        let of_published = more / (published - 1.0);
+        assert!((0.65..1.5).contains(&of_published), "{name}: {more}");
+    }
+}
+
 /// Who does not say what runs beside compute has no reduction and no gather there under Muon, which the release that is
 /// exported for refuses.
 #[test]
