@@ -60,7 +60,7 @@ use crate::rules::{
 use crate::runtime::Runtime;
 use crate::schedule::Schedule;
 use crate::simulate::Simulator;
-use crate::stack::Stack;
+use crate::stack::{ByLayer, Stack};
 
 pub use again::{ENDLESS_GIB, again};
 pub use asked::Asked;
@@ -751,13 +751,18 @@ fn question<'a>(asked: &Asked<'a>, rules: &Rules) -> Result<Question<'a>, PlanEr
     }
     let by_time = options.objective != Objective::Memory;
     // What leaves beside which layer is not a matter of layers alone.
-    let by_layer = searched
+    let alone = searched
         && by_time
         && choices.len() > 1
-        && stack.recomputes_by_layer()
         && options.offload == Some(Offload::NONE)
         // Nor is what is alive while passes take turns.
         && !options.overlap.unwrap_or_default().expert_alltoall;
+    let by_layer = match stack.recomputes() {
+        // Whole layers run again, which other choices may rule out.
+        ByLayer::Block => (sets.last() == Some(&Recompute::Full)).then_some(ByLayer::Block),
+        ByLayer::Each => Some(ByLayer::Each),
+    };
+    let by_layer = by_layer.filter(|_| alone);
     let recorded = options.routing.as_ref();
     let routing = recorded.map_or(Assumption::BALANCED, Assumption::Recorded);
     let (distinct, kind_of) = shape::distinct(model, routing);

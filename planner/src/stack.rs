@@ -30,6 +30,16 @@ pub enum Stack {
     Moefold(Moefold),
 }
 
+/// How layers of a plan may differ in what they compute again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ByLayer {
+    /// So many at the beginning of each stage compute all again, the others nothing (Megatron-Core's
+    /// `_checkpointed_forward` in `megatron/core/transformer/transformer_block.py`).
+    Block,
+    /// Each as is best.
+    Each,
+}
+
 /// What every stack has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Common {
@@ -163,9 +173,12 @@ impl Stack {
         matches!(self, Self::Moefold(_))
     }
 
-    /// Whether each layer may compute something else again. Megatron-Core's layers all do the same.
-    pub fn recomputes_by_layer(&self) -> bool {
-        matches!(self, Self::Moefold(_))
+    /// How layers may differ in what they compute again.
+    pub fn recomputes(&self) -> ByLayer {
+        match self {
+            Self::Megatron(_) => ByLayer::Block,
+            Self::Moefold(_) => ByLayer::Each,
+        }
     }
 
     /// Whether a schedule may leave gradients of weights for later. Megatron-Core's pipelines run backward passes

@@ -281,6 +281,7 @@ fn ranking(answer: &Answer) -> Table {
             plan.layout.microbatches.to_string(),
             match plan.recompute.alike() {
                 Some(set) => set.to_string(),
+                None if plan.recompute.block().is_some() => plan.recompute.to_string(),
                 None => "by layer".to_owned(),
             },
             json_word(&plan.dispatcher),

@@ -239,10 +239,18 @@ fn placed(layout: &LayoutRecord, way: Option<CpComm>, order: Option<Order>) -> S
     parts.join(" | ")
 }
 
-/// What is recomputed in short: `none`, `full`, `moe_act+layernorm`, `full in 12, moe_act in 3 layers`.
+/// What is recomputed in short: `none`, `full`, `moe_act+layernorm`, `full in 12, moe_act in 3 layers`, `full in the first
+/// 2 layers of each stage`.
 pub fn recompute(plan: &RecomputePlan) -> String {
     if let Some(set) = plan.alike() {
         return set.to_string();
+    }
+    if let Some(layers) = plan.block() {
+        let layers = match layers.get() {
+            1 => "layer".to_owned(),
+            several => format!("{several} layers"),
+        };
+        return format!("full in the first {layers} of each stage");
     }
     let groups = plan.groups().into_iter();
     let words = groups.map(|(set, layers)| format!("{set} in {}", layers.len()));

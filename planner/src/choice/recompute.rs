@@ -1,6 +1,7 @@
 //! [`Recompute`]: what a layer computes again in the backward pass, and [`RecomputePlan`]: what each does.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -162,14 +163,20 @@ impl fmt::Display for Recompute {
     }
 }
 
-/// What each decoder layer computes again. In JSON: what all do, as [`Recompute`] has it, or a list of
-/// `{"layers": [0, 1], "recompute": "full"}`, where layers that are not named compute nothing again.
+/// What each decoder layer computes again. In JSON: what all do, as [`Recompute`] has it; a list of
+/// `{"layers": [0, 1], "recompute": "full"}`, where layers that are not named compute nothing again; or
+/// `{"block": 2}`, where so many layers at the beginning of each stage compute all again, and the others nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "PlanRecord", into = "PlanRecord")]
-pub struct RecomputePlan {
+pub struct RecomputePlan(Form);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Form {
     /// Sets by layer, the last that of all layers from there on. Never empty; where there are several, layers
     /// beyond them compute nothing again.
-    sets: Vec<Recompute>,
+    Layers(Vec<Recompute>),
+    /// The first layers of each stage compute all again (Megatron-Core's `recompute_method` block).
+    Block(NonZeroU32),
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -177,6 +184,13 @@ pub struct RecomputePlan {
 enum PlanRecord {
     Alike(Recompute),
     Layers(Vec<LayersRecord>),
+    Block(BlockRecord),
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BlockRecord {
+    block: NonZeroU32,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -189,6 +203,9 @@ struct LayersRecord {
 /// No model has as many.
 const MOST_LAYERS: u32 = 100_000;
 
+/// What stands before the number of layers that compute all again of each stage.
+const BLOCK: &str = "block-";
+
 impl Default for RecomputePlan {
     fn default() -> Self {
         Recompute::None.into()
@@ -197,7 +214,7 @@ impl Default for RecomputePlan {
 
 impl From<Recompute> for RecomputePlan {
     fn from(set: Recompute) -> Self {
-        Self { sets: vec![set] }
+        Self(Form::Layers(vec![set]))
     }
 }
 
@@ -211,6 +228,7 @@ impl TryFrom<PlanRecord> for RecomputePlan {
                 let records = records.into_iter();
                 Self::of_groups(records.map(|record| (record.layers, record.recompute)))
             }
+            PlanRecord::Block(record) => Ok(Self::first_of_stages(record.block)),
         }
     }
 }
@@ -219,6 +237,9 @@ impl From<RecomputePlan> for PlanRecord {
     fn from(plan: RecomputePlan) -> Self {
         if let Some(set) = plan.alike() {
             return Self::Alike(set.clone());
+        }
+        if let Some(block) = plan.block() {
+            return Self::Block(BlockRecord { block });
         }
         let groups = plan.groups().into_iter();
         let record = |(recompute, layers): (&Recompute, _)| LayersRecord {
@@ -241,7 +262,12 @@ impl RecomputePlan {
         {
             sets.pop();
         }
-        Self { sets }
+        Self(Form::Layers(sets))
+    }
+
+    /// All of so many layers at the beginning of each stage, and nothing of the others.
+    pub fn first_of_stages(layers: NonZeroU32) -> Self {
+        Self(Form::Block(layers))
     }
 
     /// From sets with their layers; others compute nothing again. The error is what is wrong.
@@ -264,24 +290,37 @@ impl RecomputePlan {
         Ok(Self::by_layer(sets.collect()))
     }
 
-    /// What a decoder layer computes again.
+    /// What a decoder layer computes again; where that is a matter of its stage, what layers behind the first do.
     pub fn of_layer(&self, layer: u32) -> &Recompute {
-        let last = self.sets.len() - 1;
-        &self.sets[last.min(layer as usize)]
+        match &self.0 {
+            Form::Layers(sets) => &sets[(sets.len() - 1).min(layer as usize)],
+            Form::Block(_) => &Recompute::None,
+        }
     }
 
     /// What all layers do, if that is the same.
     pub fn alike(&self) -> Option<&Recompute> {
-        match self.sets.as_slice() {
-            [set] => Some(set),
-            _ => None,
+        match &self.0 {
+            Form::Layers(sets) if sets.len() == 1 => sets.first(),
+            Form::Layers(_) | Form::Block(_) => None,
+        }
+    }
+
+    /// How many layers at the beginning of each stage compute all again, where they alone do.
+    pub fn block(&self) -> Option<NonZeroU32> {
+        match self.0 {
+            Form::Block(layers) => Some(layers),
+            Form::Layers(_) => None,
         }
     }
 
     /// The different sets, in the order of the first layer that has each.
     pub fn sets(&self) -> Vec<&Recompute> {
+        let Form::Layers(sets) = &self.0 else {
+            return vec![&Recompute::Full, &Recompute::None];
+        };
         let mut found: Vec<&Recompute> = Vec::new();
-        for set in &self.sets {
+        for set in sets {
             if !found.contains(&set) {
                 found.push(set);
             }
@@ -291,7 +330,10 @@ impl RecomputePlan {
 
     /// One past the last layer that is named apart from all others: a model has as many at least.
     pub fn named_layers(&self) -> u32 {
-        self.sets.len() as u32 - 1
+        match &self.0 {
+            Form::Layers(sets) => sets.len() as u32 - 1,
+            Form::Block(layers) => layers.get(),
+        }
     }
 
     /// Whether nothing is computed again.
@@ -299,14 +341,18 @@ impl RecomputePlan {
         self.alike() == Some(&Recompute::None)
     }
 
-    /// The different sets with their layers, but for layers that compute nothing again.
+    /// The different sets with their layers, but for layers that compute nothing again; none where that is a matter of
+    /// stages.
     pub fn groups(&self) -> Vec<(&Recompute, Vec<u32>)> {
+        let Form::Layers(all) = &self.0 else {
+            return Vec::new();
+        };
         let sets = self
             .sets()
             .into_iter()
             .filter(|set| **set != Recompute::None);
         let layers = |set| {
-            let each = (0..).zip(&self.sets);
+            let each = (0..).zip(all);
             each.filter(move |(_, own)| *own == set)
                 .map(|(layer, _)| layer)
         };
@@ -319,6 +365,9 @@ impl fmt::Display for RecomputePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(set) = self.alike() {
             return write!(f, "{set}");
+        }
+        if let Some(layers) = self.block() {
+            return write!(f, "{BLOCK}{layers}");
         }
         let groups = self.groups().into_iter();
         let words = groups.map(|(set, layers)| format!("{}={set}", ranges(&layers)));
@@ -364,12 +413,20 @@ fn numbers(words: &str) -> Result<Vec<u32>, String> {
 impl FromStr for RecomputePlan {
     type Err = String;
 
-    /// Reads what all layers compute again, as [`Recompute`] does, or `0-3=full/4,5=moe_act+layernorm`; the
+    /// Reads what all layers compute again, as [`Recompute`] does, `0-3=full/4,5=moe_act+layernorm` or `block-2`; the
     /// error is what was expected.
     fn from_str(words: &str) -> Result<Self, String> {
+        if let Some(number) = words.strip_prefix(BLOCK) {
+            let layers = number.parse::<NonZeroU32>().ok();
+            let layers = layers.filter(|layers| layers.get() < MOST_LAYERS);
+            let expected = format!("{BLOCK}1 to {BLOCK}{}", MOST_LAYERS - 1);
+            return layers
+                .map(Self::first_of_stages)
+                .ok_or_else(|| format!("{expected}; there is `{words}`"));
+        }
         if !words.contains('=') {
             let set = words.parse::<Recompute>();
-            let by_layer = "sets by layer such as 0-3=full/4-7=moe_act";
+            let by_layer = "the first layers of each stage such as block-2, sets by layer such as 0-3=full/4-7=moe_act";
             return set
                 .map(Self::from)
                 .map_err(|expected| format!("{by_layer}, {expected}"));
@@ -401,6 +458,7 @@ mod tests {
             "layernorm+moe_act",
             "0-3=full/4,6-7=layernorm+moe_act",
             "2=moe",
+            "block-3",
         ] {
             let plan = by_layer(words);
             assert_eq!(plan.to_string(), words);
@@ -425,6 +483,17 @@ mod tests {
     }
 
     #[test]
+    fn layers_behind_a_block_compute_nothing_again() {
+        let plan = by_layer("block-2");
+        assert_eq!(plan.block().map(NonZeroU32::get), Some(2));
+        assert_eq!((plan.alike(), plan.named_layers()), (None, 2));
+        assert_eq!(plan.sets(), [&Recompute::Full, &Recompute::None]);
+        assert!(!plan.is_none() && plan.groups().is_empty());
+        let json = serde_json::to_value(&plan).expect("serializes");
+        assert_eq!(json, serde_json::json!({"block": 2}));
+    }
+
+    #[test]
     fn sets_of_all_layers_are_one_plan_however_they_are_said() {
         let full = RecomputePlan::by_layer(vec![Recompute::Full; 4]);
         assert_eq!(full, Recompute::Full.into());
@@ -444,11 +513,17 @@ mod tests {
             ("0-4000000000=full", "there is `0-4000000000`"),
             ("0=full/moe", "there is `moe`"),
             ("0=act", "there is `act`"),
+            ("block-0", "there is `block-0`"),
+            ("block-100000", "block-1 to block-99999"),
+            ("block-2=full", "there is `block-2=full`"),
         ] {
             let error = words.parse::<RecomputePlan>().expect_err(words);
             assert!(error.contains(part), "{error} lacks {part}");
         }
         let twice = r#"[{"layers": [1, 1], "recompute": "full"}]"#;
         assert!(serde_json::from_str::<RecomputePlan>(twice).is_err());
+        for block in [r#"{"block": 0}"#, r#"{"block": 1, "recompute": "full"}"#] {
+            assert!(serde_json::from_str::<RecomputePlan>(block).is_err());
+        }
     }
 }

@@ -253,11 +253,16 @@ pub enum Illegal {
         absent: Vec<Module>,
         present: Vec<Module>,
     },
-    /// Recomputation by layer in a stack whose layers are all alike.
+    /// Recomputation by layer in a stack whose layers are alike but for the first of each stage.
     #[error(
-        "the {} stack computes the same again in every layer; nearest: one set for all in `recompute`, or `stack` moefold", stack.name()
+        "the {} stack computes the same again in every layer, or all of the first layers of each stage; nearest: one set for all in `recompute`, block-1, or `stack` moefold", stack.name()
     )]
     StackRecompute { stack: StackName },
+    /// Recomputation by stage in a stack that does it by layer.
+    #[error(
+        "the {} stack takes layers by their numbers, and `recompute` block-{layers} counts those of each stage; nearest: `recompute` 0-{}=full", stack.name(), layers - 1
+    )]
+    StackBlock { stack: StackName, layers: u32 },
     /// Recomputation of layers that the model has not.
     #[error("`recompute` names layer {}, and the model has layers 0 to {}", named - 1, layers - 1)]
     RecomputeLayers { named: u64, layers: u64 },
@@ -281,6 +286,11 @@ pub enum Illegal {
         "`recompute` {recompute} computes all again that `offload` {offload} would move; nearest: `offload` none, or less in `recompute`"
     )]
     RecomputedOffload { recompute: String, offload: Offload },
+    /// Offloading beside recomputation of the first layers of stages.
+    #[error(
+        "`offload` {offload} beside `recompute` block-{layers} would move other tensors of each layer, which is not priced; nearest: `offload` none, or modules in `recompute`"
+    )]
+    BlockOffload { layers: u32, offload: Offload },
     /// Recomputing the experts' activation and delayed scaling of FP8 exclude each other.
     #[error(
         "moe_act cannot be recomputed under `precision` fp8-delayed (Megatron-Core); nearest: `precision` fp8, or `recompute` without moe_act"
@@ -497,10 +507,12 @@ impl Illegal {
             Self::PaddedDispatcher { .. } => "padded_dispatcher",
             Self::AbsentModules { .. } => "recompute_absent",
             Self::StackRecompute { .. } => "stack_recompute",
+            Self::StackBlock { .. } => "stack_block",
             Self::RecomputeLayers { .. } => "recompute_layers",
             Self::OffloadAlone => "offload_alone",
             Self::AbsentOffload { .. } => "offload_absent",
             Self::RecomputedOffload { .. } => "offload_recomputed",
+            Self::BlockOffload { .. } => "offload_block",
             Self::DelayedScaling => "moe_act_under_delayed_fp8",
             Self::GatherAlone => "param_gather_alone",
             Self::NoSharedExpert => "no_shared_expert",

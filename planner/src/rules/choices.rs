@@ -13,7 +13,7 @@ use crate::choice::{
 use crate::layout::{Degrees, Illegal, Order};
 use crate::model::{Layer, Model};
 use crate::options::{PipelineLayout, SearchOptions};
-use crate::stack::Stack;
+use crate::stack::{ByLayer, Stack};
 use moefold_profiles::{Dtype, Precision};
 
 /// See the module's documentation. The default demands nothing.
@@ -202,10 +202,7 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         check_stages(stages, model, &mut broken);
     }
     if let Some(recompute) = &options.recompute {
-        if recompute.alike().is_none() && !stack.recomputes_by_layer() {
-            broken.push(Illegal::StackRecompute { stack: name });
-        }
-        check_recompute(recompute, model, &mut broken);
+        check_recompute(recompute, model, stack, &mut broken);
         let illegal = |set| clash(options, set);
         broken.extend(recompute.sets().into_iter().find_map(illegal));
     }
@@ -421,7 +418,21 @@ pub(crate) fn runs_beside(dispatcher: Dispatcher) -> bool {
     dispatcher != Dispatcher::Allgather
 }
 
-fn check_recompute(plan: &RecomputePlan, model: &Model, broken: &mut Vec<Illegal>) {
+fn check_recompute(plan: &RecomputePlan, model: &Model, stack: &Stack, broken: &mut Vec<Illegal>) {
+    let name = stack.name();
+    match (stack.recomputes(), plan.block()) {
+        (ByLayer::Block, None) if plan.alike().is_none() => {
+            broken.push(Illegal::StackRecompute { stack: name });
+        }
+        (ByLayer::Each, Some(layers)) => {
+            let layers = layers.get();
+            broken.push(Illegal::StackBlock {
+                stack: name,
+                layers,
+            });
+        }
+        _ => {}
+    }
     let named = u64::from(plan.named_layers());
     let layers = model.layers.len() as u64;
     if named > layers {
@@ -465,6 +476,9 @@ fn check_offload(
             absent,
             present: there.modules().collect(),
         });
+    } else if let Some(layers) = options.recompute.as_ref().and_then(RecomputePlan::block) {
+        let layers = layers.get();
+        broken.push(Illegal::BlockOffload { layers, offload });
     } else if let Some(recompute) = &options.recompute {
         let left = offload.kept(model, &|layer| recompute.of_layer(layer));
         if left.is_none() {

@@ -127,7 +127,7 @@ fn nanoseconds(seconds: f64) -> u64 {
 
 fn layer_weights(case: Case<'_>, sets: &Sets) -> Vec<u64> {
     let each = (0..).zip(&case.question.kind_of);
-    each.map(|(layer, &kind)| nanoseconds(case.shape.kinds[kind].both_s(sets.of(layer))))
+    each.map(|(layer, &kind)| nanoseconds(case.shape.kinds[kind].both_s(sets.least(layer))))
         .collect()
 }
 
@@ -160,12 +160,48 @@ pub(crate) fn least_s(case: Case<'_>, sets: &Sets) -> f64 {
     }
     let layers = layer_weights(case, sets);
     let weights = weights(case, &layers, sets);
-    let least = partition::least(&weights, layout.stages(), layout.microbatches());
+    floor.max(least_of_weights_s(layout, &weights, layers.len()))
+}
+
+/// The same where `layers` at the beginning of each stage take some set and the others the first; or `within_s`, where
+/// that is less. A rank of more layers than take so long by themselves takes longer, and of one that has no more, no less
+/// than so great a share of its layers is computed again.
+pub(crate) fn least_of_block_s(case: Case<'_>, layers: u32, set: usize, within_s: f64) -> f64 {
+    let Case {
+        question,
+        layout,
+        shape,
+        schedule,
+    } = case;
+    let kinds = || question.kind_of.iter().map(|&kind| &shape.kinds[kind]);
+    let least = |seconds: &dyn Fn(&Kind) -> f64| kinds().map(seconds).fold(f64::INFINITY, f64::min);
+    let lightest_s = least(&|kind| kind.least_s(0)[1]) * f64::from(layout.microbatches());
+    let most = (within_s / lightest_s).max(1.0);
+    let again_s = least(&|kind| kind.backward_s[set] - kind.backward_s[0]).max(0.0);
+    let more_s = again_s * (f64::from(layers) / most).min(1.0);
+    let floor = floor_s(question, layout, &shape.work_and(question, more_s, set));
+    let hides = question.stack.hides(question.overlap).expert_alltoall;
+    if layout.vpp() > 1 || schedule.divides_backward() || hides {
+        return floor.min(within_s);
+    }
+    let first = &question.choices[0];
+    let each = layer_weights(case, first);
+    let each: Vec<u64> = each
+        .into_iter()
+        .map(|own| own + nanoseconds(more_s))
+        .collect();
+    let least = least_of_weights_s(layout, &weights(case, &each, first), each.len());
+    floor.max(least).min(within_s)
+}
+
+/// Seconds that no split of so many layers and ends of such weights takes less than.
+fn least_of_weights_s(layout: &Layout, weights: &Weights<'_>, layers: usize) -> f64 {
+    let least = partition::least(weights, layout.stages(), layout.microbatches());
     let least = least.unwrap_or(0);
     // Layers and ends are rounded to nanoseconds each, stages as a whole: by one at most in each pass through them.
     let passes = 1 + u64::from(layout.microbatches());
-    let rounded = (layers.len() as u64 + 2).saturating_mul(passes);
-    floor.max(Span(least.saturating_sub(rounded)).seconds().0)
+    let rounded = (layers as u64 + 2).saturating_mul(passes);
+    Span(least.saturating_sub(rounded)).seconds().0
 }
 
 /// The stages of a pipeline rank.
@@ -245,6 +281,16 @@ impl StageSplit {
             Sets::Every(set) => {
                 let runs = self.runs[stage].iter();
                 all.extend(runs.map(|&(kind, count)| (&shape.kinds[kind], *set, count)));
+            }
+            Sets::First { layers, set } => {
+                let mut left = *layers;
+                for &(kind, count) in &self.runs[stage] {
+                    let again = count.min(left);
+                    left -= again;
+                    let parts = [(*set, again), (0, count - again)].into_iter();
+                    let parts = parts.filter(|(_, count)| *count > 0);
+                    all.extend(parts.map(|(set, count)| (&shape.kinds[kind], set, count)));
+                }
             }
             Sets::Each(sets) => {
                 let layers = self.layers(stage);
@@ -475,7 +521,7 @@ impl StageSplit {
                     .each_kind(shape, stage)
                     .map(|(kind, count)| kind.backward_s[*set] * f64::from(count))
                     .sum(),
-                Sets::Each(_) => self
+                Sets::Each(_) | Sets::First { .. } => self
                     .each_under(shape, stage, sets)
                     .iter()
                     .map(|(kind, set, count)| kind.backward_s[*set] * f64::from(*count))

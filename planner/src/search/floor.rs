@@ -335,11 +335,34 @@ impl Shape {
         let layers = (0..).zip(&question.kind_of);
         let layers = layers.map(|(layer, &kind)| {
             let kind = &self.kinds[kind];
-            (kind.least_s(sets.of(layer)), 1)
+            (kind.least_s(sets.least(layer)), 1)
         });
         let ends = [&self.embedding, &self.head];
         let ends = ends.map(|end| end.least_s(sets.of_ends()));
         ShapeWork::of(layers, ends.into_iter())
+    }
+
+    /// The same where each layer takes so many seconds more than under the first set, and at most what it takes under
+    /// another.
+    pub(crate) fn work_and(
+        &self,
+        question: &Question<'_>,
+        more_s: f64,
+        at_most: usize,
+    ) -> ShapeWork {
+        let kinds = || question.kind_of.iter().map(|&kind| &self.kinds[kind]);
+        let layers = kinds().map(|kind| {
+            let [forward_s, both_s] = kind.least_s(0);
+            ([forward_s, both_s + more_s], 1)
+        });
+        let ends = [&self.embedding, &self.head].map(|end| end.least_s(0));
+        let mut work = ShapeWork::of(layers, ends.into_iter());
+        let forward = kinds().map(|kind| {
+            let [forward_s, both_s] = kind.least_s(at_most);
+            forward_s / both_s
+        });
+        work.least_forward = forward.fold(work.least_forward, f64::min);
+        work
     }
 }
 

@@ -63,23 +63,39 @@ pub(crate) enum Sets {
     Every(usize),
     /// Each decoder layer takes one of its own.
     Each(Vec<usize>),
+    /// So many layers at the beginning of each stage take this one, all others the first of all, which computes
+    /// nothing again.
+    First {
+        /// Layers of a stage; of one that has no more, all.
+        layers: u32,
+        /// Theirs.
+        set: usize,
+    },
 }
 
 impl Sets {
-    /// That of a decoder layer.
-    pub(crate) fn of(&self, layer: u32) -> usize {
+    /// That of a decoder layer that has some number of layers before it in its stage.
+    pub(crate) fn of(&self, layer: u32, before: u32) -> usize {
         match self {
             Self::Every(set) => *set,
             Self::Each(sets) => sets[layer as usize],
+            Self::First { layers, set } if before < *layers => *set,
+            Self::First { .. } => 0,
         }
     }
 
+    /// That of a decoder layer in a stage where it takes the least time: behind all that may take another set.
+    pub(crate) fn least(&self, layer: u32) -> usize {
+        self.of(layer, u32::MAX)
+    }
+
     /// That of the ends of the model. Where layers differ, the ends are of a stack that runs nothing of
-    /// them again.
+    /// them again, or computes again at the beginning of stages alone (Megatron-Core's `recompute_method` block leaves depths
+    /// of multi-token prediction out: `megatron/core/transformer/multi_token_prediction.py`).
     pub(crate) fn of_ends(&self) -> usize {
         match self {
             Self::Every(set) => *set,
-            Self::Each(_) => 0,
+            Self::Each(_) | Self::First { .. } => 0,
         }
     }
 }
@@ -88,6 +104,13 @@ impl Sets {
 pub(crate) fn of_plan(plan: &RecomputePlan, model: &Model) -> (Vec<Recompute>, Vec<Sets>) {
     if let Some(set) = plan.alike() {
         return (vec![set.clone()], vec![Sets::Every(0)]);
+    }
+    if let Some(layers) = plan.block() {
+        let first = Sets::First {
+            layers: layers.get(),
+            set: 1,
+        };
+        return (vec![Recompute::None, Recompute::Full], vec![first]);
     }
     let mut sets: Vec<Recompute> = Vec::new();
     let place = |layer| {

@@ -36,6 +36,8 @@ pub(crate) struct Room<'a> {
 struct Least {
     state: f64,
     saved: f64,
+    /// The same of one of a stage whose first layers alone take the set that is asked about.
+    saved_behind: f64,
     /// What the backward pass of a stage with one of them works in.
     running: f64,
     layers: u32,
@@ -120,12 +122,16 @@ impl<'a> Room<'a> {
     pub(crate) fn may_hold(&self, of: Of<'_>) -> bool {
         let least = |kind: &Kind, own: &dyn Fn(&OfSet) -> f64| match of {
             Of::Choice(Sets::Every(set)) => own(&kind.memory[*set]),
-            Of::Choice(Sets::Each(_)) | Of::Any => {
+            Of::Choice(Sets::Each(_) | Sets::First { .. }) | Of::Any => {
                 let each = kind.memory.distinct().iter().map(own);
                 each.fold(f64::INFINITY, f64::min)
             }
         };
         let saved = |memory: &OfSet| memory.passes().saved.total() as f64;
+        let saved_behind = |kind: &Kind| match of {
+            Of::Choice(Sets::First { .. }) => saved(&kind.memory[0]),
+            _ => least(kind, &saved),
+        };
         // A whole backward pass alone.
         let whole = !self.case.schedule.divides_backward() && !self.case.schedule.combines();
         let in_order = whole && self.case.question.offload().is_none();
@@ -153,26 +159,39 @@ impl<'a> Room<'a> {
             let own = Least {
                 state: *state,
                 saved: least(kind, &saved),
+                saved_behind: saved_behind(kind),
                 running: least(kind, &works),
                 layers: *layers,
             };
             let all = sum.map_or(own, |sum| Least {
                 state: sum.state.min(own.state),
                 saved: sum.saved.min(own.saved),
+                saved_behind: sum.saved_behind.min(own.saved_behind),
                 running: sum.running.min(own.running),
                 layers: sum.layers + own.layers,
             });
             sum = Some(all);
-            if !self.has_places(&all, &ends, [last, lightest]) {
+            let first = match of {
+                Of::Choice(Sets::First { layers, .. }) => *layers,
+                _ => u32::MAX,
+            };
+            if !self.has_places(&all, first, &ends, [last, lightest]) {
                 return false;
             }
         }
         true
     }
 
-    /// Whether all ranks together have room for such layers.
-    fn has_places(&self, least: &Least, ends: &Ends, [last, lightest]: [f64; 2]) -> bool {
+    /// Whether all ranks together have room for such layers, of which so many of a stage may be its first.
+    fn has_places(
+        &self,
+        least: &Least,
+        first: u32,
+        ends: &Ends,
+        [last, lightest]: [f64; 2],
+    ) -> bool {
         let layout = self.case.layout;
+        let first = f64::from(first) * f64::from(layout.vpp());
         let several = layout.vpp() > 1;
         // Given stages may be empty.
         let given = self.case.question.options.stages.is_some();
@@ -206,8 +225,16 @@ impl<'a> Room<'a> {
                         (false, false) => last,
                     };
                 }
-                let each = least.state + least.saved * live;
-                ((self.free - taken) / each).max(0.0) as u64
+                let each = |saved: f64| least.state + saved * live;
+                let free = self.free - taken;
+                let places = free / each(least.saved);
+                let places = if places > first {
+                    let behind = (free - first * each(least.saved)) / each(least.saved_behind);
+                    first + behind
+                } else {
+                    places
+                };
+                places.max(0.0) as u64
             };
             occupancies.iter().map(most_at).min().unwrap_or(u64::MAX)
         };

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::sync::OnceLock;
 
 use moefold_profiles::Cluster;
@@ -28,7 +29,7 @@ use crate::price::LayerBreakdown;
 use crate::rules::{KeyWays, heads, undivided};
 use crate::runtime::{self, LayerGroups, Lowered, Piece, Runtime, Setting, Slot, Stretches, gcd};
 use crate::shard::Shard;
-use crate::stack::Stack;
+use crate::stack::{ByLayer, Stack};
 use crate::tensors::Tensors;
 
 /// The inputs of a search that stay the same throughout.
@@ -48,8 +49,8 @@ pub(crate) struct Question<'a> {
     pub(crate) sets: Vec<Recompute>,
     /// Which of them each layer takes: what is tried for all layouts, the one without any first.
     pub(crate) choices: Vec<Sets>,
-    /// Whether each layer may take one of them by itself.
-    pub(crate) by_layer: bool,
+    /// How layers may take different ones of them, where they may.
+    pub(crate) by_layer: Option<ByLayer>,
     /// The rule each of the others breaks.
     pub(crate) illegal_sets: Vec<Illegal>,
     /// Dispatchers tried.
@@ -481,6 +482,8 @@ fn choices_by_time(question: &Question<'_>, kinds: &[Kind], sets: &[Recompute]) 
                 let each = sets.iter().zip(&question.kind_of);
                 each.map(|(&set, &kind)| kinds[kind].backward_s[set]).sum()
             }
+            // It is alone where it is one of them.
+            Sets::First { .. } => 0.0,
         }
     };
     let mut choices: Vec<(f64, usize)> = there.iter().map(backward_s).zip(0..).collect();
@@ -718,13 +721,13 @@ impl<'a> Question<'a> {
     pub(crate) fn of(mut self, sets: &Sets) -> Self {
         let plan = self.recompute(sets);
         (self.sets, self.choices) = of_plan(&plan, self.model);
-        self.by_layer = false;
+        self.by_layer = None;
         self
     }
 
     /// Choices of recompute sets that no rule refuses.
     pub(crate) fn legal_sets(&self) -> u64 {
-        self.choices.len() as u64 + u64::from(self.by_layer)
+        self.choices.len() as u64 + u64::from(self.by_layer.is_some())
     }
 
     /// Dispatchers times schedules times ways to keys of some degrees.
@@ -751,7 +754,7 @@ impl<'a> Question<'a> {
     fn sets_of_first(&self) -> &[Recompute] {
         match &self.choices[0] {
             Sets::Every(_) => &self.sets[..1],
-            Sets::Each(_) => &self.sets,
+            Sets::Each(_) | Sets::First { .. } => &self.sets,
         }
     }
 
@@ -761,6 +764,10 @@ impl<'a> Question<'a> {
             Sets::Every(set) => self.sets[*set].clone().into(),
             Sets::Each(sets) => {
                 RecomputePlan::by_layer(sets.iter().map(|&set| self.sets[set].clone()).collect())
+            }
+            Sets::First { layers, .. } => {
+                let layers = NonZeroU32::new(*layers).expect("one layer at least");
+                RecomputePlan::first_of_stages(layers)
             }
         }
     }
@@ -783,7 +790,7 @@ impl<'a> Question<'a> {
 
     /// The recompute sets of a layer that no other beats, where each layer may take one by itself.
     fn ways_of(&self, memory: &BySet, backward_s: &[f64]) -> Vec<LayersWay> {
-        if !self.by_layer {
+        if self.by_layer != Some(ByLayer::Each) {
             return Vec::new();
         }
         let each = memory.iter().zip(backward_s).enumerate();

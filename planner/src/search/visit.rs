@@ -20,6 +20,7 @@ use crate::memory::Occupancy;
 use crate::plan::LayoutRecord;
 use crate::schedule::Schedule;
 use crate::simulate::Simulator;
+use crate::stack::ByLayer;
 
 /// Units looked at together; fixed, so that results do not depend on the threads there are.
 pub(crate) const BATCH: usize = 32;
@@ -107,12 +108,12 @@ impl Found<'_> {
             return self.split_is_whole(question).then_some(0.0);
         }
         let mut bound = self.step_s;
-        if question.by_layer && !question.recompute(&self.sets).is_none() {
+        if question.by_layer == Some(ByLayer::Each) && !question.recompute(&self.sets).is_none() {
             let case = self.case(question);
             bound = self.split.mixed_bound_s(case, self.occupancies);
         }
         if !self.split_is_whole(question) {
-            bound = bound.min(least_of_splits_s(questions, self.unit));
+            bound = bound.min(least_of_splits_s(questions, self.unit, self.step_s));
         }
         Some((1.0 - bound / self.step_s).max(0.0))
     }
@@ -387,8 +388,9 @@ pub(crate) fn split_bound_s(question: &Question<'_>, unit: &Unit<'_>, shapes: &S
         .fold(f64::INFINITY, f64::min)
 }
 
-/// Seconds that no child of a unit takes less than which may fit, however its layers are split.
-fn least_of_splits_s(questions: &[Question<'_>], unit: &Unit<'_>) -> f64 {
+/// Seconds that no child of a unit takes less than which may fit, however its layers are split; or `within_s`, where that
+/// is less.
+fn least_of_splits_s(questions: &[Question<'_>], unit: &Unit<'_>, within_s: f64) -> f64 {
     let mut least_s = f64::INFINITY;
     for (question, shapes) in questions.iter().zip(unit.shapes) {
         let (capacity, choices) = (question.capacity(), &question.choices);
@@ -400,7 +402,7 @@ fn least_of_splits_s(questions: &[Question<'_>], unit: &Unit<'_>) -> f64 {
                     shape,
                     schedule,
                 };
-                let holds = |shape, of| {
+                let holds = |shape, of: Of<'_>| {
                     let room = Room::new(case(shape), occupancies, capacity);
                     room.is_none_or(|room| room.may_hold(of))
                 };
@@ -411,10 +413,21 @@ fn least_of_splits_s(questions: &[Question<'_>], unit: &Unit<'_>) -> f64 {
                     let shape = &shapes.all(question)[index];
                     let each = choices.iter();
                     let each = each.filter(|sets| holds(shape, Of::Choice(sets)));
-                    let by_layer = question.by_layer && holds(shape, Of::Any);
+                    let by_itself = question.by_layer == Some(ByLayer::Each);
+                    let by_layer = by_itself && holds(shape, Of::Any);
                     let each = each.chain(by_layer.then_some(&choices[0]));
                     let each = each.map(|sets| candidate::least_s(case(shape), sets));
                     least_s = each.fold(least_s, f64::min);
+                    if question.by_layer == Some(ByLayer::Block) {
+                        let (set, all) = (question.sets.len() - 1, question.kind_of.len() as u32);
+                        let first = |layers| Sets::First { layers, set };
+                        let fits = |&layers: &u32| holds(shape, Of::Choice(&first(layers)));
+                        let fewest = (1..=all).find(fits);
+                        let of = |layers| {
+                            candidate::least_of_block_s(case(shape), layers, set, within_s)
+                        };
+                        least_s = least_s.min(fewest.map_or(f64::INFINITY, of));
+                    }
                 }
             }
         }
@@ -493,7 +506,7 @@ impl<'a> Trial<'_, 'a> {
             let room = room(shape).expect("there was one of the first choice");
             if choices == 1 || !room.may_hold(Of::Any) {
                 if capacity == all {
-                    let children = 0..choices + usize::from(question.by_layer);
+                    let children = 0..choices + usize::from(question.by_layer.is_some());
                     let state = &mut self.state;
                     state.extend(children.map(|choice| ((name, index, choice), false)));
                 }
@@ -564,7 +577,7 @@ impl<'a> Trial<'_, 'a> {
             if !tried.is_empty() {
                 self.run(&mut schedule, held(true), &splits, tried, outcome)?;
             }
-            if question.by_layer {
+            if question.by_layer.is_some() {
                 let shapes = held(true);
                 let by_layer = (shapes, choices..choices + 1);
                 let (tried, left_s) = children(Some(fits), by_layer, self.beaten(outcome));
@@ -613,6 +626,14 @@ impl<'a> Trial<'_, 'a> {
                 };
                 sets
             };
+            // What a choice by layer is comes after its bound was asked for.
+            if matches!(sets, Sets::First { .. }) && by_time {
+                let bound_s = split.bound(case, &sets).seconds().0;
+                if bound_s >= beaten {
+                    self.left_s = self.left_s.min(bound_s);
+                    continue;
+                }
+            }
             let memory = split.memory(case, &sets, schedule.occupancies);
             let peak = peak(&memory);
             debug_assert!(

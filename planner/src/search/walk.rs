@@ -140,7 +140,10 @@ fn walked(plan: &Plan, case: Case<'_>, split: &StageSplit, rank: u32) -> Walked 
         split,
         lowered: (0..shape.kinds.len() + 2)
             .map(|index| kind_of(case, index))
-            .map(|kind| Rc::new(question.lowered(layout, shape, kind, 0)))
+            .map(|kind| {
+                let under = |set| Rc::new(question.lowered(layout, shape, kind, set));
+                (0..question.sets.len()).map(under).collect()
+            })
             .collect(),
     };
     let held = split.held_by(pipeline_rank as usize);
@@ -180,8 +183,8 @@ struct Walker<'a> {
     left: Vec<(Work, At)>,
     case: Case<'a>,
     split: &'a StageSplit,
-    /// Work of the kinds of layers, the embedding and the head.
-    lowered: Vec<Rc<Lowered>>,
+    /// Work of the kinds of layers, the embedding and the head, under each recompute set.
+    lowered: Vec<Vec<Rc<Lowered>>>,
 }
 
 impl Walker<'_> {
@@ -432,19 +435,25 @@ impl Walker<'_> {
         number
     }
 
-    /// Layers of a stage in order, with the ends of the model where they are.
-    fn layers(&self, stage: Stage) -> Vec<(Option<u32>, usize)> {
+    /// Which recompute set each layer has: a plan has one choice.
+    fn sets(&self) -> &Sets {
+        &self.case.question.choices[0]
+    }
+
+    /// Layers of a stage in order, with the ends of the model where they are: each with its kind and its recompute set.
+    fn layers(&self, stage: Stage) -> Vec<(Option<u32>, usize, usize)> {
         let (stage, question) = (stage.0 as usize, self.case.question);
-        let shape = self.case.shape;
+        let (shape, sets) = (self.case.shape, self.sets());
         let mut all = Vec::new();
         if stage == 0 {
-            all.push((None, shape.kinds.len()));
+            all.push((None, shape.kinds.len(), sets.of_ends()));
         }
-        for &layer in &self.split.stages[stage] {
-            all.push((Some(layer), question.kind_of[layer as usize]));
+        for (before, &layer) in (0..).zip(&self.split.stages[stage]) {
+            let set = sets.of(layer, before);
+            all.push((Some(layer), question.kind_of[layer as usize], set));
         }
         if stage + 1 == self.split.stages.len() {
-            all.push((None, shape.kinds.len() + 1));
+            all.push((None, shape.kinds.len() + 1, sets.of_ends()));
         }
         all
     }
@@ -461,16 +470,16 @@ impl Walker<'_> {
     fn forward(&mut self, stage: Stage, microbatch: u32) -> Vec<Vec<Allocation>> {
         let memory = self
             .split
-            .stage_memory(self.case.shape, stage.0 as usize, &Sets::Every(0))
+            .stage_memory(self.case.shape, stage.0 as usize, self.sets())
             .between(Level::default(), false, false);
         let working = self.take_level(memory.running(Running::Forward), "working set");
         let mut saved = Vec::new();
         let layers = self.layers(stage);
         let all = layers.len();
-        for (number, (layer, index)) in layers.into_iter().enumerate() {
+        for (number, (layer, index, set)) in layers.into_iter().enumerate() {
             let kind = kind_of(self.case, index);
             let name = format!("saved by a {}", self.kind(index));
-            let passes = kind.memory[0].passes();
+            let passes = kind.memory[set].passes();
             let stays = self.stays(index, number + 1 == all);
             let kept = passes.saved + passes.away.last * i64::from(stays);
             saved.push(self.take_level(kept, &name));
@@ -478,7 +487,7 @@ impl Walker<'_> {
                 microbatch: Some(microbatch),
                 layer,
             };
-            let lowered = Rc::clone(&self.lowered[index]);
+            let lowered = Rc::clone(&self.lowered[index][set]);
             self.pass(&moving(&lowered.forward, stays), at, false);
         }
         let copied = self.split.copied_by(stage.0 as usize);
@@ -499,19 +508,34 @@ impl Walker<'_> {
     fn backward(&mut self, stage: Stage, microbatch: u32, saved: Vec<Vec<Allocation>>) {
         let memory = self
             .split
-            .stage_memory(self.case.shape, stage.0 as usize, &Sets::Every(0))
+            .stage_memory(self.case.shape, stage.0 as usize, self.sets())
             .between(Level::default(), false, false);
-        let working = self.take_level(memory.running(Running::Backward), "working set");
         let layers = self.layers(stage);
         let all = layers.len();
-        for (number, ((layer, index), saved)) in layers.into_iter().zip(saved).enumerate().rev() {
+        // Where the first layers alone compute all again, they work in another set than those behind them.
+        let turns = match self.sets() {
+            Sets::First { .. } => {
+                let turns = (self.split).turns(self.case.shape, stage.0 as usize, self.sets());
+                [turns.behind, turns.first]
+            }
+            _ => [memory.running(Running::Backward); 2],
+        };
+        let mut working = self.take_level(turns[0], "working set");
+        let mut is_first = false;
+        for (number, ((layer, index, set), saved)) in
+            layers.into_iter().zip(saved).enumerate().rev()
+        {
             let stays = self.stays(index, number + 1 == all);
             let at = At {
                 microbatch: Some(microbatch),
                 layer,
             };
-            let lowered = Rc::clone(&self.lowered[index]);
-            // The plan's set is the only one that is asked about: stacks that declare have no other.
+            if matches!(self.sets(), Sets::First { set: own, .. } if *own == set) && !is_first {
+                is_first = true;
+                self.give(std::mem::take(&mut working));
+                working = self.take_level(turns[1], "working set");
+            }
+            let lowered = Rc::clone(&self.lowered[index][set]);
             let again: Vec<Work> = lowered.again(0).copied().collect();
             self.work(&again, at, Some(Category::Recompute));
             self.pass(&moving(&lowered.backward, stays), at, true);

@@ -1,6 +1,8 @@
 //! [`read`]: settings as a job, with every flag accounted for: what is read, what has no price, what says nothing of
 //! speed or memory, and what is not known.
 
+use std::num::NonZeroU32;
+
 use moefold_profiles::{Dtype, Precision};
 
 use super::job::Job;
@@ -17,7 +19,7 @@ use crate::choice::{
 };
 use crate::layout::{Batch, Order, PartialDegrees};
 use crate::model::Model;
-use crate::options::{PipelineLayout, SearchOptions};
+use crate::options::SearchOptions;
 
 /// What settings say.
 #[derive(Debug, Clone, PartialEq)]
@@ -124,7 +126,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     let overlap = overlap(said);
     let dispatcher = dispatcher(said, target.version).filter(|_| has_experts);
     let capacity = capacity(said);
-    let recompute = recompute(said, layers, stages.as_ref().map(PipelineLayout::stages));
+    let recompute = recompute(said, layers);
     let offload = offload(said);
     let cp_comm = cp_comm(said);
     let cp_sizes = cp_sizes(said, cp_comm);
@@ -371,7 +373,7 @@ fn capacity(said: &mut Said<'_>) -> Option<Capacity> {
     })
 }
 
-fn recompute(said: &mut Said<'_>, layers: u64, stages: Option<&[Vec<u32>]>) -> RecomputePlan {
+fn recompute(said: &mut Said<'_>, layers: u64) -> RecomputePlan {
     let granularity = said.one_of(
         "recompute_granularity",
         &[("full", true), ("selective", false)],
@@ -401,17 +403,9 @@ fn recompute(said: &mut Said<'_>, layers: u64, stages: Option<&[Vec<u32>]>) -> R
         return RecomputePlan::default();
     }
     match (method, number) {
-        // Of a stage that has no more, all layers run again.
         (Some(false), Some(number)) => {
-            let largest = stages.map_or(layers, |stages| {
-                stages.iter().map(Vec::len).max().unwrap_or(0) as u64
-            });
-            if number < largest {
-                said.unable(
-                    format!("recomputing {number} layers of a stage and no others"),
-                    "--recompute-method uniform --recompute-num-layers 1, or --recompute-granularity selective",
-                );
-            }
+            let number = NonZeroU32::new(number as u32).expect("one of the layers");
+            return RecomputePlan::first_of_stages(number);
         }
         (_, Some(2..)) => said.unable(
             "recomputing from the input of every few layers",

@@ -6,9 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::*;
-use crate::choice::{
-    Module, Offload, OffloadModule, Optimizer, PrimaryWeights, Recompute, ScheduleName, StackName,
-};
+use crate::choice::{Offload, OffloadModule, Optimizer, PrimaryWeights, ScheduleName, StackName};
 use crate::layout::Batch;
 use crate::model::{Model, presets};
 use crate::options::SearchOptions;
@@ -121,12 +119,9 @@ fn plan_drawn(drawn: &Drawn) -> Option<Plan> {
         options.primary_weights = PrimaryWeights::Fp8;
     }
     options.fp8_attention = bit(15) && drawn.precision.compute() == Dtype::Fp8;
-    let sets = [
-        Recompute::None,
-        Recompute::Full,
-        Recompute::of(vec![Module::Layernorm, Module::CoreAttn]),
-    ];
-    options.recompute = Some(sets[(drawn.choices >> 6) as usize % 3].clone().into());
+    let sets = ["none", "full", "layernorm,core_attn", "block-1", "block-3"];
+    let set = sets[(drawn.choices >> 6) as usize % sets.len()];
+    options.recompute = Some(set.parse().expect("a set"));
     if bit(8) && bit(9) {
         options.offload = Some(Offload::of([OffloadModule::AttnNorm]));
     }
@@ -888,6 +883,41 @@ fn what_megatron_cannot_say_is_refused_by_name() {
         let found = refused(&|job| job.model = model.clone());
         assert!(found.contains(expected), "{preset}: {found}");
     }
+}
+
+/// Layers of each stage that run again are said as Megatron-LM counts them, and read as they are said.
+#[test]
+fn golden_a_block_of_each_stage_runs_again() {
+    let (settings, cluster, gpus) = recipe("qwen3-30b-h100-bf16");
+    let mut job = reading_of(&settings, &cluster, gpus).job;
+    job.options.recompute = Some("block-3".parse().expect("a block"));
+    let written = write(&job, &cluster, Version::V16, Rest::Placeholders).expect("can be said");
+    for (name, word) in [
+        ("recompute_granularity", "full"),
+        ("recompute_method", "block"),
+        ("recompute_num_layers", "3"),
+    ] {
+        assert_eq!(written.settings.get(name), Some(&Value::word(&word)));
+    }
+    let read = reading_of(&written.settings, &cluster, gpus).job.options;
+    assert_eq!(read.recompute, job.options.recompute);
+    // Of stages that have no more all run again, and still no depth of multi-token prediction.
+    let mut settings = written.settings;
+    settings.set("recompute_num_layers", Value::word(&48));
+    let read = reading_of(&settings, &cluster, gpus).job.options;
+    assert_eq!(read.recompute, Some("block-48".parse().expect("a block")));
+    settings.set("recompute_method", Value::word(&"uniform"));
+    let said = reading::read(
+        &settings,
+        &Target {
+            version: Version::Main,
+            cluster: &cluster,
+            gpus,
+        },
+        None,
+    );
+    let said = format!("{:?}", said.expect_err("not priced"));
+    assert!(said.contains("the input of every few layers"), "{said}");
 }
 
 /// 94 layers with both ends among them, as Qwen3-235B-A22B is trained (`examples/moe_recipes` of Megatron-LM).

@@ -499,10 +499,18 @@ fn write_recompute(job: &Job, out: &mut Writer) {
     let Some(plan) = &job.options.recompute else {
         return;
     };
+    if let Some(layers) = plan.block() {
+        out.set("recompute_granularity", "full");
+        out.because("some layers run again whole in the backward pass");
+        out.set("recompute_method", "block");
+        out.because("the first of each stage, and no others");
+        out.set("recompute_num_layers", &layers);
+        return;
+    }
     match plan.alike() {
         None => out.refuse(
             format!("--recompute-modules is one set for all layers, and the plan has {plan}"),
-            "one set, as `plan --stack megatron` searches them",
+            "one set or block-N, as `plan --stack megatron` searches them",
         ),
         Some(Recompute::None) => {}
         Some(Recompute::Full) => {

@@ -534,6 +534,29 @@ fn gradients_are_narrow_where_a_stack_accumulates_them_so() {
 }
 
 #[test]
+fn each_rule_of_some_layers_has_its_message() {
+    for (words, reason, parts) in [
+        (
+            "recompute 0-3=full",
+            "stack_recompute",
+            ["megatron", "block-1"],
+        ),
+        (
+            "stack moefold recompute block-3",
+            "stack_block",
+            ["moefold", "0-2=full"],
+        ),
+        (
+            "recompute block-57",
+            "recompute_layers",
+            ["layer 56", "0 to 55"],
+        ),
+    ] {
+        check("", words, reason, &parts);
+    }
+}
+
+#[test]
 fn each_rule_of_offloading_has_its_message() {
     check(
         "",
@@ -546,6 +569,12 @@ fn each_rule_of_offloading_has_its_message() {
         "stack moefold recompute moe offload expert_fc1,moe_act",
         "offload_recomputed",
         &["`recompute` moe", "`offload` expert_fc1+moe_act"],
+    );
+    check(
+        "",
+        "stack megatron recompute block-2 offload moe_act",
+        "offload_block",
+        &["block-2", "`offload` none"],
     );
     let dense = broken(
         "llama-3.1-8b",
@@ -645,6 +674,7 @@ fn each_rule_of_combined_passes_has_its_message() {
     for (words, expected) in [
         ("dispatcher allgather", "nearest: `dispatcher` alltoall"),
         ("recompute full", "nearest: `recompute` of other modules"),
+        ("recompute block-1", "nearest: `recompute` of other modules"),
         ("recompute moe", "nearest: `recompute` of other modules"),
         (
             "schedule none",

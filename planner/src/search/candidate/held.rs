@@ -19,7 +19,18 @@ use crate::search::mix::{self, Alike, Way};
 use crate::search::recompute::Sets;
 use crate::search::shape::{Kind, Question, Shape};
 use crate::simulate::lower_bound;
-use crate::stack::graphs;
+use crate::stack::{ByLayer, graphs};
+
+/// A backward pass of a stage in two: that of the layers behind its first, and that of those.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Turns {
+    /// What the layers behind work in, above all that the stage saved.
+    pub(crate) behind: Level,
+    /// What the first layers work in, above what they saved themselves.
+    pub(crate) first: Level,
+    /// What the layers behind had saved: by then nothing is left of it.
+    pub(crate) gone: Level,
+}
 
 impl StageSplit {
     /// Memory of a pipeline rank that no recompute set changes.
@@ -162,6 +173,20 @@ impl StageSplit {
         sets: &Sets,
         occupancies: &[Vec<Occupancy>],
     ) -> Vec<ByClass<Bytes>> {
+        let ranks = (0..case.layout.pp() as usize).zip(occupancies);
+        ranks
+            .map(|(rank, occupancies)| self.memory_of(case, rank, sets, occupancies))
+            .collect()
+    }
+
+    /// Memory of one of them.
+    fn memory_of(
+        &self,
+        case: Case<'_>,
+        rank: usize,
+        sets: &Sets,
+        occupancies: &[Occupancy],
+    ) -> ByClass<Bytes> {
         let Case {
             question,
             layout,
@@ -169,33 +194,53 @@ impl StageSplit {
             ..
         } = case;
         let places = layout.places();
-        let stage_of = |rank, chunk| places.stage_of(rank as u32, chunk as u32) as usize;
-        (0..layout.pp() as usize)
-            .map(|rank| {
-                let own = self.own_memory((layout, shape), rank, sets);
-                let stretches = self.own_stretches(case, rank, sets);
-                let running = |at: &Occupancy| match (&stretches, at.running) {
-                    (Some(stretches), _) => self.running(case, rank, &own, stretches, at),
-                    (None, Running::Combined { backward }) => self.layer_by_layer(
-                        case,
-                        [at.chunk, backward].map(|chunk| stage_of(rank, chunk)),
-                        sets,
-                    ),
-                    (None, one) => own[at.chunk].running(one),
-                };
-                let mut held = memory::at_worst_instant(
-                    self.held[rank],
-                    &own,
-                    &occupancies[rank],
-                    self.message,
-                    self.streamed[rank].1,
-                    running,
-                );
-                let allocated = held.total() - held[TensorClass::Overhead];
-                held[TensorClass::Overhead] += allocated.scale(question.stack.fragmentation());
-                held
-            })
-            .collect()
+        let stage_of = |chunk| places.stage_of(rank as u32, chunk as u32) as usize;
+        let own = self.own_memory((layout, shape), rank, sets);
+        let stretches = self.own_stretches(case, rank, sets);
+        let running = |at: &Occupancy| match (&stretches, at.running) {
+            (Some(stretches), _) => self.running(case, rank, &own, stretches, at),
+            (None, Running::Combined { backward }) => {
+                self.layer_by_layer(case, [at.chunk, backward].map(stage_of), sets)
+            }
+            (None, Running::Backward) if matches!(sets, Sets::First { .. }) => {
+                let turns = self.turns(shape, stage_of(at.chunk), sets);
+                // What is sent comes back before the pass.
+                let sent = own[at.chunk].passes.running(Running::Backward);
+                sent + turns.behind.higher(turns.first - turns.gone)
+            }
+            (None, one) => own[at.chunk].running(one),
+        };
+        let mut held = memory::at_worst_instant(
+            self.held[rank],
+            &own,
+            occupancies,
+            self.message,
+            self.streamed[rank].1,
+            running,
+        );
+        let allocated = held.total() - held[TensorClass::Overhead];
+        held[TensorClass::Overhead] += allocated.scale(question.stack.fragmentation());
+        held
+    }
+
+    /// How a stage runs backward whose first layers alone compute all again.
+    pub(crate) fn turns(&self, shape: &Shape, stage: usize, sets: &Sets) -> Turns {
+        let all = self.each_under(shape, stage, sets);
+        let again = |set: usize| matches!(sets, Sets::First { set: own, .. } if *own == set);
+        let first = all.iter().rposition(|&(_, set, _)| again(set));
+        let parts = all.split_at(first.map_or(0, |last| last + 1));
+        let [first, behind] = [parts.0, parts.1].map(|part| {
+            let mut memory = StageMemory::default();
+            for &(kind, set, count) in part {
+                memory.add_layers(&kind.memory.under(set), count);
+            }
+            memory
+        });
+        Turns {
+            behind: behind.running(Running::Backward),
+            first: first.running(Running::Backward),
+            gone: behind.passes.saved,
+        }
     }
 
     /// What the stages of a pipeline rank take and give between pauses, forward and backward, where that is known.
@@ -331,9 +376,40 @@ impl StageSplit {
         ranks.map(of_rank).max().unwrap_or(Bytes::ZERO)
     }
 
-    /// The recompute sets of layers that take the least time on every rank whose memory they fit, if any do:
-    /// see [`by_layer`].
+    /// The recompute sets of layers that take the least time of those that fit, if any do, as the stack lets layers differ.
     pub(crate) fn by_layer(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> Option<Sets> {
+        match case.question.by_layer? {
+            ByLayer::Block => self.fewest_again(case, occupancies),
+            ByLayer::Each => self.each_by_itself(case, occupancies),
+        }
+    }
+
+    /// The fewest layers at the beginning of each stage with which all ranks have room where they alone compute all again:
+    /// no more of them take less time. All of every stage are a choice of their own, but for depths of multi-token
+    /// prediction.
+    fn fewest_again(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> Option<Sets> {
+        let question = case.question;
+        let capacity = question.capacity();
+        let most = self.stages.iter().map(Vec::len).max().unwrap_or(0) as u32;
+        let most = most - u32::from(question.model.mtp.is_empty());
+        // What has not fitted last is likely not to fit next.
+        let mut fullest = 0;
+        let ranks = occupancies.len();
+        (1..=most)
+            .map(|layers| first_of_stages(question, layers))
+            .find(|sets| {
+                let mut each = (0..ranks).map(|rank| (fullest + rank) % ranks);
+                let too_full = each.find(|&rank| {
+                    let memory = self.memory_of(case, rank, sets, &occupancies[rank]);
+                    memory.total() > capacity
+                });
+                fullest = too_full.unwrap_or(fullest);
+                too_full.is_none()
+            })
+    }
+
+    /// A choice for each layer by itself, on every rank whose memory it fits: see [`by_layer`].
+    fn each_by_itself(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> Option<Sets> {
         let Case {
             question, shape, ..
         } = case;
@@ -377,12 +453,22 @@ impl StageSplit {
 
     /// No schedule runs a step in less, whatever each layer recomputes; nothing where it all fits as it is.
     ///
-    /// What a rank keeps beyond its room it lets go of at the best rate of its layers, at each instant.
+    /// What a rank keeps beyond its room it lets go of at the best rate of its layers, at each instant. Where only the first
+    /// layers of stages compute anything again, one does of each.
     pub(crate) fn by_layer_bound(
         &self,
         case: Case<'_>,
         occupancies: &[Vec<Occupancy>],
     ) -> Option<Span> {
+        if case.question.by_layer == Some(ByLayer::Block) {
+            let plain = &case.question.choices[0];
+            let capacity = case.question.capacity();
+            let too_full = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
+                self.memory_of(case, rank, plain, occupancies).total() > capacity
+            };
+            let fits = !occupancies.iter().enumerate().any(too_full);
+            return (!fits).then(|| self.bound(case, &first_of_stages(case.question, 1)));
+        }
         let (layout, shape) = (case.layout, case.shape);
         let plain = &case.question.choices[0];
         let mut times = self.times(case, plain);
@@ -536,6 +622,12 @@ impl StageSplit {
         let has_experts = question.model.num_moe_layers() > 0;
         case.shape.shape_buffer(kinds) + question.stack.workspace(has_experts)
     }
+}
+
+/// So many layers at the beginning of each stage compute all again, which comes last of all sets.
+fn first_of_stages(question: &Question<'_>, layers: u32) -> Sets {
+    let set = question.sets.len() - 1;
+    Sets::First { layers, set }
 }
 
 /// Context, communicators of the groups that have more than one rank, and dispatcher buffers.

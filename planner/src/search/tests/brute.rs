@@ -1,5 +1,7 @@
 //! Oracles of pruning: what a search finds is what every candidate comes to that is asked for by itself.
 
+use std::num::NonZeroU32;
+
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::random::mix;
 use moefold_profiles::{Cluster, Precision};
@@ -7,7 +9,8 @@ use moefold_profiles::{Cluster, Precision};
 use super::{cluster, small};
 use crate::answer::Candidate;
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, Graphs, PrimaryWeights, ScheduleName, StackName,
+    Capacity, CpComm, Dispatcher, DropPolicy, Graphs, PrimaryWeights, RecomputePlan, ScheduleName,
+    StackName,
 };
 use crate::layout::PartialDegrees;
 use crate::model::{Model, presets};
@@ -127,11 +130,24 @@ impl Space {
         plan_briefly(&asked).map_or_else(|_| Vec::new(), |found| found.plans)
     }
 
+    /// What all layers may compute again, and under Megatron-Core all of the first of each stage.
+    fn recomputed(&self) -> Vec<RecomputePlan> {
+        let sets = recompute::sets(&self.model).into_iter();
+        let all = sets.map(RecomputePlan::from);
+        let layers = match self.options.stack {
+            StackName::Megatron => self.model.layers.len() as u32,
+            StackName::Moefold => 0,
+        };
+        let first = (1..=layers).filter_map(NonZeroU32::new);
+        all.chain(first.map(RecomputePlan::first_of_stages))
+            .collect()
+    }
+
     /// The fastest of one layout, each candidate by a call of its own.
     fn alone(&self, pins: &PartialDegrees) -> Option<PlannedLayout> {
         let mut best: Option<PlannedLayout> = None;
         for under in graphs_to_try(&self.model, &self.options) {
-            for set in recompute::sets(&self.model) {
+            for again in self.recomputed() {
                 let dispatchers = match under.dispatcher {
                     Some(one) => vec![one],
                     None => Dispatcher::ALL.to_vec(),
@@ -146,7 +162,7 @@ impl Space {
                     let options = SearchOptions {
                         pins: *pins,
                         top: 1,
-                        recompute: Some(set.clone().into()),
+                        recompute: Some(again.clone()),
                         dispatcher: Some(dispatcher),
                         ..under.clone()
                     };

@@ -7,7 +7,7 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::{Dtype, Precision, TensorClass};
 
 use super::{cluster, run, small};
-use crate::choice::{CpComm, Objective, Optimizer, PrimaryWeights, Recompute, StackName, Zero};
+use crate::choice::{CpComm, Graphs, Objective, Optimizer, PrimaryWeights, Recompute, StackName, Zero};
 use crate::layout::Batch;
 use crate::model::presets;
 use crate::options::SearchOptions;
@@ -194,9 +194,12 @@ fn law_a_walk_peaks_where_its_plan_does() {
         "deepseek-v3" => "attn,mlp,moe_router,moe_preprocess",
         _ => "none",
     };
-    for (name, gpus, pins, offload, overlap) in [
-        ("mixtral-8x7b", 16, "pp=1,ep=8", "none", combined),
-        ("deepseek-v3", 256, "pp=8,vpp=2,ep=16", "none", combined),
+    for (name, gpus, pins, offload, overlap, recompute) in [
+        ("mixtral-8x7b", 16, "pp=1,ep=8", "none", combined, ""),
+        ("deepseek-v3", 256, "pp=8,vpp=2,ep=16", "none", combined, ""),
+        ("mixtral-8x7b", 32, "pp=4,vpp=2", "none", "", "block-2"),
+        ("mixtral-8x7b", 16, "pp=1", "none", "", "block-30"),
+        ("deepseek-v3", 256, "pp=8", "none", "", "block-3"),
     ]
     .into_iter()
     .chain(
@@ -213,7 +216,7 @@ fn law_a_walk_peaks_where_its_plan_does() {
                 "core_attn,attn_proj,expert_fc1",
             ),
         ]
-        .map(|(name, gpus, pins, offload)| (name, gpus, pins, offload, "")),
+        .map(|(name, gpus, pins, offload)| (name, gpus, pins, offload, "", "")),
     ) {
         let model = presets::load(name).expect("a preset");
         let cluster = cluster("dgx-h200");
@@ -225,7 +228,10 @@ fn law_a_walk_peaks_where_its_plan_does() {
             pins: pins.parse().expect("degrees"),
             top: 1,
             offload: Some(offload.parse().expect("modules")),
-            graphs: Some(if overlap.is_empty() {
+            recompute: (!recompute.is_empty()).then(|| recompute.parse().expect("a block")),
+            graphs: Some(if !recompute.is_empty() {
+                Graphs::NONE
+            } else if overlap.is_empty() {
                 of_module(name).parse().expect("graphs")
             } else {
                 "attn,moe_router".parse().expect("graphs")
@@ -272,6 +278,46 @@ fn law_a_walk_peaks_where_its_plan_does() {
             );
         }
     }
+}
+
+/// Layers that run again whole at the beginning of a stage, by hand: those behind them work while all is there, the first
+/// when nothing is left but what they saved.
+#[test]
+fn golden_the_first_layers_run_again_when_those_behind_are_through() {
+    let (mut model, mut cluster, mut options) = small();
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    options.top = 1;
+    options.pins = "tp=1,cp=1,pp=1,ep=8,etp=1,mbs=1".parse().expect("degrees");
+    let mut passes = |layers: usize, recompute: &str| {
+        model.layers.truncate(layers);
+        options.recompute = Some(recompute.parse().expect("a choice"));
+        let plan = run(&model, &cluster, 8, &options).plans.remove(0);
+        let (memory, time) = (plan.predicted.memory_gib, plan.predicted.time_s);
+        let again = time.get(Category::Recompute).0;
+        let classes = [TensorClass::Activations, TensorClass::Transient];
+        let [kept, working] = classes.map(|class| memory[class]);
+        [kept, working, again]
+    };
+    let blocks: Vec<[f64; 3]> = (1..8)
+        .map(|first| passes(8, &format!("block-{first}")))
+        .collect();
+    let (all, none) = (passes(8, "full"), passes(8, "none"));
+    // What one layer less keeps tells what a layer does, and what the head does.
+    let (less_all, less_none) = (passes(7, "full"), passes(7, "none"));
+    let (input, kept) = (all[0] - less_all[0], none[0] - less_none[0]);
+    let head = all[0] - 8.0 * input;
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-6;
+    assert!(input * 10.0 < kept && near(head, none[0] - 8.0 * kept) && none[2] == 0.0);
+    for (first, block) in (1..8_u32).map(f64::from).zip(&blocks) {
+        let behind = head + first * input + (8.0 - first) * kept + none[1];
+        let at_first = first * input + all[1];
+        let found = block[0] + block[1];
+        assert!(near(found, behind.max(at_first)), "{first} {block:?}");
+        assert!(near(block[2], all[2] * first / 8.0), "{first} {block:?}");
+    }
+    // The last one may keep what it computes: where all run again, it has that back while all other inputs are there.
+    let peaks = |passes: &[f64; 3]| passes[0] + passes[1];
+    assert!(peaks(&blocks[0]) > peaks(&blocks[5]) && near(peaks(&blocks[6]), peaks(&all)));
 }
 
 /// Ranks of the CPU that drift apart by a fifth of what they do: the step is a fifth of its passes longer,
