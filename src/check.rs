@@ -308,7 +308,7 @@ impl Case<'_> {
 }
 
 /// Options of the planner whose flags have other names in Megatron-LM; what has no flag of its own there is in words.
-const OPTIONS: [(&str, &str); 27] = [
+const OPTIONS: [(&str, &str); 28] = [
     (
         "`overlap` grad-reduce,param-gather",
         "--overlap-grad-reduce and --overlap-param-gather",
@@ -351,6 +351,7 @@ const OPTIONS: [(&str, &str); 27] = [
         "`zero` fsdp",
         "--data-parallel-sharding-strategy optim_grads_params",
     ),
+    ("`zero` 2", "--data-parallel-sharding-strategy optim_grads"),
     ("`zero` 1", "--data-parallel-sharding-strategy optim"),
     ("`grad_dtype`", "--main-grads-dtype"),
     ("`primary_weights` fp8", "--fp8-param-gather"),

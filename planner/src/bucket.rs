@@ -46,8 +46,8 @@ impl Division {
                 weights: 1 + usize::from(overlap.param_gather),
                 grads: 1 + usize::from(overlap.grad_reduce),
             }),
-            (Zero::States, None) => Self::Whole,
-            (Zero::States, Some(least)) => Self::AtLeast(least),
+            (Zero::States | Zero::Gradients, None) => Self::Whole,
+            (Zero::States | Zero::Gradients, Some(least)) => Self::AtLeast(least),
         }
     }
 

@@ -204,6 +204,8 @@ moefold_profiles::named! {
         /// Masters and moments (ZeRO-1, Megatron's distributed optimizer).
         #[default]
         States = "1",
+        /// Gradients too (ZeRO-2, Megatron-FSDP's `optim_grads`): they are reduced in every microbatch. Weights rest whole.
+        Gradients = "2",
         /// Weights and gradients too (ZeRO-3, Megatron-FSDP's `optim_grads_params`): layers are gathered before
         /// each of their passes, and their gradients reduced in every microbatch.
         Fsdp = "fsdp",

@@ -226,6 +226,28 @@ pub fn fully_sharded(
     rank
 }
 
+/// Memory of a rank whose gradients are divided too (ZeRO-2): its shards, and beside them what is `whole` until it is
+/// reduced.
+pub fn gradients_sharded(
+    held: [u64; 2],
+    wide: u64,
+    bytes: StateBytes,
+    shards: [u64; 2],
+    whole: Bytes,
+) -> ByClass<Bytes> {
+    let mut rank = state(held, wide, bytes, shards);
+    let own = held.iter().zip(shards);
+    let own: u64 = own.map(|(held, shards)| held.div_ceil(shards)).sum();
+    rank[TensorClass::Gradients] = bytes.gradients(own);
+    rank[TensorClass::Transient] = whole;
+    rank
+}
+
+/// Elements of gradients that Megatron-FSDP lets wait for their reduction or be in it before it waits for one
+/// (`suggested_RS_queue_capacity` in `megatron_fsdp.py`, where nobody says `--suggested-communication-unit-size`). How
+/// full the queue gets is a matter of the network; it is taken to be full.
+pub const REDUCED_AT_ONCE: u64 = 1_000_000_000;
+
 /// What is whole at once of units with so many bytes of weights and of gradients in Megatron-FSDP
 /// (`optim_grads_params`): weights of the two largest, the one that runs and the one that is gathered ahead, and gradients
 /// of the largest.

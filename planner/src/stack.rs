@@ -30,6 +30,12 @@ pub enum Stack {
     Moefold(Moefold),
 }
 
+/// Elements that a bucket of gradients has at least where nobody says (Megatron-LM's `get_model` in
+/// `megatron/training/training.py`).
+pub(crate) fn usual_bucket(replicas: u32) -> u64 {
+    (1_000_000 * u64::from(replicas)).max(40_000_000)
+}
+
 /// How layers of a plan may differ in what they compute again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ByLayer {
@@ -276,7 +282,7 @@ impl Stack {
     /// d98e8a64).
     pub fn bucket_elements(&self, overlap: Overlap, replicas: u32) -> Option<u64> {
         let divides = matches!(self, Self::Moefold(_)) && overlap.of_replicas();
-        divides.then(|| (1_000_000 * u64::from(replicas)).max(40_000_000))
+        divides.then(|| usual_bucket(replicas))
     }
 
     /// Whether units whose weights rest divided take turns in buffers that stay, so that one that is still there is

@@ -370,6 +370,16 @@ pub enum Illegal {
         "`zero` fsdp gathers layers in every microbatch and goes without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
     )]
     ShardedStages { pp: u32 },
+    /// Divided gradients of pipeline stages.
+    #[error(
+        "`zero` 2 reduces gradients in every microbatch and is priced without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
+    )]
+    ReducedStages { pp: u32 },
+    /// A stack that divides gradients with weights alone.
+    #[error(
+        "`zero` 2: stack moefold divides gradients where it divides weights; nearest: `zero` 1, `zero` fsdp, or `stack` megatron"
+    )]
+    StackZero,
     /// A stack without a hierarchy of context-parallel ranks.
     #[error(
         "`cp_comm_type` a2a+p2p: stack moefold exchanges heads among all context-parallel ranks or has all in one ring; nearest: `cp_comm_type` a2a or p2p, or `stack` megatron"
@@ -528,6 +538,8 @@ impl Illegal {
             Self::TensorBeside => "tp_beside",
             Self::ShardedBuckets { .. } => "fsdp_buckets",
             Self::ShardedStages { .. } => "fsdp_over_pp",
+            Self::ReducedStages { .. } => "zero_2_over_pp",
+            Self::StackZero => "stack_zero_2",
             Self::StackHierarchy => "stack_cp_hierarchy",
             Self::HierarchySizes { .. } => "cp_hierarchy_sizes",
             Self::HierarchyAlone { .. } => "cp_hierarchy_alone",

@@ -27,8 +27,8 @@ pub(super) struct Choices {
     schedule: Option<ScheduleName>,
     /// Whether interleaved ranks must exchange messages while they compute nothing.
     without_p2p: bool,
-    /// Whether layers are gathered in every microbatch.
-    gathers_layers: bool,
+    /// What replicas divide.
+    zero: Zero,
     /// Parts that replicas are cut into.
     instances: u32,
     /// How ranks are numbered.
@@ -49,7 +49,7 @@ impl Choices {
             schedule: options.schedule,
             without_p2p: stack.pairs_need_overlap()
                 && !options.overlap.unwrap_or(stack.common().overlap).p2p,
-            gathers_layers: options.zero == Zero::Fsdp,
+            zero: options.zero,
             instances: options.instances,
             order: options.order.unwrap_or_default(),
             combines: (options.overlap.unwrap_or_default().expert_alltoall)
@@ -87,8 +87,10 @@ impl Choices {
         if self.combines == Some(StackName::Megatron) && pp > 1 && vpp == 1 {
             broken.push(Illegal::CombinedStages { pp });
         }
-        if self.gathers_layers && pp > 1 {
-            broken.push(Illegal::ShardedStages { pp });
+        match self.zero {
+            Zero::Fsdp if pp > 1 => broken.push(Illegal::ShardedStages { pp }),
+            Zero::Gradients if pp > 1 => broken.push(Illegal::ReducedStages { pp }),
+            Zero::States | Zero::Gradients | Zero::Fsdp => {}
         }
         if self.instances > 1 {
             self.check_instances(d, broken);
@@ -346,6 +348,11 @@ fn check_combined(model: &Model, options: &SearchOptions, broken: &mut Vec<Illeg
         "`schedule` combined, dualpipe-v-combined, or auto",
     );
     refuse(
+        options.zero == Zero::Gradients,
+        "`zero` 2, which reduces the gradients of each pass",
+        "`zero` 1",
+    );
+    refuse(
         options.zero == Zero::Fsdp,
         "`zero` fsdp, which gathers the layers of each pass",
         "`zero` 1",
@@ -496,6 +503,9 @@ fn check_states(options: &SearchOptions, broken: &mut Vec<Illegal>) {
         broken.push(Illegal::HostShare {
             share: options.optimizer_offload.0.to_string(),
         });
+    }
+    if options.zero == Zero::Gradients && options.stack == StackName::Moefold {
+        broken.push(Illegal::StackZero);
     }
     if options.grad_dtype != Dtype::F32 && options.stack == StackName::Moefold {
         broken.push(Illegal::StackGradients);

@@ -359,13 +359,13 @@ impl StageSplit {
             let reduce_s = reduce_s + across_s;
             let by_bucket = question.bucket_elements(layout).is_some();
             let overlap = stack.hides(question.overlap);
-            let by_unit = by_bucket || question.shards_weights();
+            let by_unit = by_bucket || question.shards_gradients();
             let passes_s = if by_unit {
                 self.passes_by_unit(case, rank)
             } else {
                 Vec::new()
             };
-            if question.shards_weights() {
+            if question.shards_gradients() {
                 self.waits = self.waits(case, rank, &passes_s);
                 let Waits {
                     first_forward,
@@ -382,7 +382,7 @@ impl StageSplit {
             let reduce = match (overlap.grad_reduce, by_bucket) {
                 // What is reduced and gathered in every microbatch is not again at the end, but over instances, unit
                 // after unit of the last backward pass (Megatron-FSDP, `outer_fsdp_group_grad_reduce`).
-                (beside, _) if question.shards_weights() => {
+                (beside, _) if question.shards_gradients() => {
                     let shows_s = if beside {
                         self.reduced_after([true; 2], rank, &passes_s, &end.across_s)
                     } else {
@@ -584,7 +584,7 @@ impl StageSplit {
 fn hides_reductions(case: Case<'_>) -> bool {
     let question = case.question;
     question.stack.hides(question.overlap).grad_reduce
-        && !question.shards_weights()
+        && !question.shards_gradients()
         && !case.schedule.divides_backward()
         && question.bucket_elements(case.layout).is_none()
 }

@@ -128,6 +128,8 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
     let held = bounds.map(|wide| {
         let held = if question.shards_weights() {
             memory::fully_sharded(mean, wide, bytes, shards, Bytes::ZERO)
+        } else if question.shards_gradients() {
+            memory::gradients_sharded(mean, wide, bytes, shards, Bytes::ZERO)
         } else {
             memory::state(mean, wide, bytes, shards)
         };

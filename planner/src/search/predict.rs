@@ -303,12 +303,17 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
         let total = busy.entry("host_copy".to_owned()).or_default();
         total.add(question.costs.transfer(bytes, leaves), 1.0);
     }
-    // Divided weights are gathered before the passes of every microbatch, and their gradients reduced.
-    let (reductions, gathers): (_, Vec<f64>) = if question.shards_weights() {
+    // Divided weights are gathered before the passes of every microbatch, and divided gradients reduced after them.
+    let gathers: Vec<f64> = if question.shards_weights() {
         let gathers = choice.split.gathers(choice.layout.microbatches());
-        (microbatches, gathers.collect())
+        gathers.collect()
     } else {
-        (1.0, vec![1.0; work.gather.len()])
+        vec![1.0; work.gather.len()]
+    };
+    let reductions = if question.shards_gradients() {
+        microbatches
+    } else {
+        1.0
     };
     let once = work.exposed.iter().chain(&work.across);
     let once = std::iter::repeat(1.0).zip(once);

@@ -80,9 +80,15 @@ impl<'a> Room<'a> {
             let families = [shard.dense(), shard.experts].map(|count| count as f64);
             let each = families.iter().zip(shards);
             let wide = shard.wide as f64 * (bytes.unquantized - bytes.weight);
-            each.map(|(count, shards)| count * (bytes.weight + bytes.gradient + sharded / shards))
-                .sum::<f64>()
-                + wide
+            let each = each.map(|(count, shards)| {
+                let parts = if question.shards_gradients() {
+                    shards
+                } else {
+                    1.0
+                };
+                count * (bytes.weight + bytes.gradient / parts + sharded / shards)
+            });
+            each.sum::<f64>() + wide
         };
         let mut layers = vec![0; shape.kinds.len()];
         for &kind in &question.kind_of {

@@ -29,7 +29,7 @@ use crate::price::LayerBreakdown;
 use crate::rules::{KeyWays, heads, undivided};
 use crate::runtime::{self, LayerGroups, Lowered, Piece, Runtime, Setting, Slot, Stretches, gcd};
 use crate::shard::Shard;
-use crate::stack::{ByLayer, Stack};
+use crate::stack::{ByLayer, Stack, usual_bucket};
 use crate::tensors::Tensors;
 
 /// The inputs of a search that stay the same throughout.
@@ -633,6 +633,11 @@ impl<'a> Question<'a> {
         self.options.zero == Zero::Fsdp
     }
 
+    /// Whether gradients are divided, and reduced in every microbatch.
+    pub(crate) fn shards_gradients(&self) -> bool {
+        self.options.zero != Zero::States
+    }
+
     /// Ranks over which dense parameters, and experts, divide what is divided of them: replicas of one instance.
     pub(crate) fn shards(&self, layout: &Layout) -> [u64; 2] {
         let replicas = [layout.dp() * layout.cp(), layout.edp()];
@@ -650,6 +655,11 @@ impl<'a> Question<'a> {
 
     /// How the weights of a layout are divided into buckets.
     pub(crate) fn division(&self, layout: &Layout) -> Division {
+        if self.options.zero == Zero::Gradients {
+            // Without units, as weights rest whole, buckets are as large as those of the distributed optimizer
+            // (`mcore_fsdp_adapter.py` in `megatron/core/distributed/fsdp`).
+            return Division::AtLeast(usual_bucket(layout.dp() * layout.cp()));
+        }
         Division::of(
             self.options.zero,
             self.overlap,

@@ -1,4 +1,5 @@
-//! [`Waits`]: what passes wait for where weights and gradients rest divided, from two microbatches played unit by unit.
+//! [`Waits`]: what passes wait for where weights and gradients rest divided, or gradients alone, from two microbatches played
+//! unit by unit.
 //!
 //! A unit is gathered when a pass comes to it, and where that is to run beside compute when the pass comes to the one
 //! before it; its gradients are reduced once its backward pass is over, and awaited there or when their buffer is
@@ -17,7 +18,8 @@ pub(super) struct Part {
     pub(super) unit: usize,
     /// In which it is whole: of weights, of gradients.
     pub(super) buffers: [usize; 2],
-    pub(super) gather_s: f64,
+    /// None where its weights rest whole.
+    pub(super) gather_s: Option<f64>,
     pub(super) reduce_s: f64,
     /// What adds its reduced gradients up, and how long that takes.
     pub(super) sweeps: Vec<Op>,
@@ -164,8 +166,10 @@ impl Player<'_> {
     fn gather(&mut self, unit: usize) {
         for &number in &self.of_units[unit] {
             let part = &self.parts[number];
-            if self.held.take(part.family, part.buffers[0], unit) {
-                self.lane = self.lane.max(self.now) + part.gather_s;
+            if let Some(gather_s) = part.gather_s
+                && self.held.take(part.family, part.buffers[0], unit)
+            {
+                self.lane = self.lane.max(self.now) + gather_s;
                 self.gathered[number] = self.lane;
                 self.gathers[number] += 1;
             }
@@ -195,7 +199,7 @@ mod tests {
             family: 0,
             unit,
             buffers: turns.map(|turns| unit % turns),
-            gather_s: 2.0,
+            gather_s: Some(2.0),
             reduce_s: 3.0,
             sweeps: Vec::new(),
             swept_s: 0.5,
@@ -224,6 +228,21 @@ mod tests {
         let found = [waits.first_forward, waits.forward, waits.backward];
         assert_eq!(found, [2.0, 0.0, 2.0]);
         assert_eq!(waits.reduce, 3.0 + 0.5);
+        // Weights that rest whole are not gathered, and reductions go on beside the next forward pass.
+        let mut whole = parts([4, 4]);
+        for part in &mut whole {
+            (part.gather_s, part.swept_s) = (None, 0.0);
+        }
+        let waits = Waits::played(&whole, &passes_s, beside, false, 2);
+        assert_eq!(waits.gathers, [[0, 0]; 4]);
+        let found = [waits.first_forward, waits.forward, waits.backward];
+        assert_eq!((found, waits.reduce), ([0.0; 3], 3.0));
+        // Of twelve seconds of reductions three are beside a backward pass of four, which the first of them waits for.
+        let slow = [[5.0, 1.0]; 4];
+        let waits = Waits::played(&whole, &slow, beside, false, 2);
+        assert_eq!((waits.backward, waits.reduce), (0.0, 9.0));
+        let waits = Waits::played(&whole, &passes_s, Overlap::default(), false, 2);
+        assert_eq!((waits.backward, waits.reduce), (12.0, 0.0));
         // Released after each pass, a unit is gathered for both.
         let waits = Waits::played(&parts([2, 2]), &passes_s, beside, false, 2);
         assert_eq!(waits.gathers, [[2, 2]; 4]);

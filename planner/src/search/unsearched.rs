@@ -41,7 +41,7 @@ fn under(model: &Model, mut options: SearchOptions, first: &PlannedLayout) -> Se
     if comes_back {
         pins.vpp = Some(2);
     }
-    let divides = options.zero == Zero::Fsdp;
+    let divides = options.zero != Zero::States;
     if divides {
         (pins.pp, pins.vpp) = (Some(1), Some(1));
     }
@@ -87,7 +87,7 @@ fn held(asked: &Asked<'_>) -> Vec<Held> {
     let (options, pins) = (asked.options, &asked.options.pins);
     let several = asked.gpus > 1;
     let overlap = options.overlap.unwrap_or_default();
-    let sharded = options.zero == Zero::Fsdp;
+    let sharded = options.zero != Zero::States;
     let mut all = overlaps(asked);
     all.extend(schedules(asked));
     let mut hold = |is_held: bool, (option, value), change: &dyn Fn(&mut SearchOptions)| {
@@ -194,7 +194,7 @@ fn overlaps(asked: &Asked<'_>) -> Vec<Held> {
 /// Pipelines that come back.
 fn schedules(asked: &Asked<'_>) -> Vec<Held> {
     let (options, pins) = (asked.options, &asked.options.pins);
-    let pipes = asked.gpus > 1 && pins.pp != Some(1) && options.zero != Zero::Fsdp;
+    let pipes = asked.gpus > 1 && pins.pp != Some(1) && options.zero == Zero::States;
     let plain = options.schedule.is_none() && options.stages.is_none();
     if !pipes || !plain || pins.vpp.is_some_and(|vpp| vpp != 2) {
         return Vec::new();

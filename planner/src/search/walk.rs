@@ -100,9 +100,9 @@ pub fn walk(
     costs: &Costs,
     runtime: &dyn Runtime,
 ) -> Result<Walked, PlanError> {
-    if plan.planned.zero == Some(Zero::Fsdp) {
+    if let Some(zero) = plan.planned.zero.filter(|zero| *zero != Zero::States) {
         return Err(PlanError::Unable {
-            what: "a dry run of `zero` fsdp".to_owned(),
+            what: format!("a dry run of `zero` {}", zero.name()),
             limit: "it is priced, and its step is not walked; use a plan of `zero` 1".to_owned(),
         });
     }

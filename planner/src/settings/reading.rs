@@ -277,11 +277,12 @@ fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero, u32) {
         .unwrap_or("no_shard");
     let zero = match (fsdp, strategy) {
         (true, "optim_grads_params") => Zero::Fsdp,
+        (true, "optim_grads") => Zero::Gradients,
         (true, "optim") | (false, _) => Zero::States,
         (true, other) => {
             said.unable(
                 format!("--data-parallel-sharding-strategy {other}"),
-                "optim_grads_params, or optim",
+                "optim_grads_params, optim_grads, or optim",
             );
             Zero::States
         }

@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::*;
-use crate::choice::{Offload, OffloadModule, Optimizer, PrimaryWeights, ScheduleName, StackName};
+use crate::choice::{
+    Offload, OffloadModule, Optimizer, PrimaryWeights, ScheduleName, StackName, Zero,
+};
 use crate::layout::Batch;
 use crate::model::{Model, presets};
 use crate::options::SearchOptions;
@@ -145,6 +147,10 @@ fn plan_drawn(drawn: &Drawn) -> Option<Plan> {
     }
     if bit(15) && bit(16) {
         options.instances = 2;
+    }
+    if bit(21) && !bit(3) {
+        let kinds = [Zero::Gradients, Zero::Fsdp];
+        options.zero = kinds[usize::from(bit(22))];
     }
     planned(&model, &cluster, drawn.gpus, &options)
 }

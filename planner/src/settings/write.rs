@@ -328,11 +328,21 @@ fn write_optimizer(job: &Job, out: &mut Writer) {
     }
     match options.zero {
         Zero::States => {}
-        Zero::Fsdp => {
+        zero @ (Zero::Gradients | Zero::Fsdp) => {
+            let all = zero == Zero::Fsdp;
             out.on("use_megatron_fsdp");
-            out.because("weights and gradients over the replicas too");
-            out.set("data_parallel_sharding_strategy", "optim_grads_params");
-            out.because("all that can be divided");
+            let (what, strategy, why) = if all {
+                (
+                    "weights and gradients",
+                    "optim_grads_params",
+                    "all that can be divided",
+                )
+            } else {
+                ("gradients", "optim_grads", "all but the weights")
+            };
+            out.because(format!("{what} over the replicas too"));
+            out.set("data_parallel_sharding_strategy", strategy);
+            out.because(why);
             out.set("ckpt_format", "fsdp_dtensor");
             out.because("the one format that Megatron-FSDP saves");
         }
@@ -563,7 +573,7 @@ fn write_environment(job: &Job, cluster: &Cluster, version: Version, out: &mut W
             "32",
             "exchanges of tokens beside compute, which 1 would hold up",
         ),
-        Zero::Fsdp => ("8", "more than 1 under FSDP, which Megatron-LM checks"),
+        Zero::Gradients | Zero::Fsdp => ("8", "more than 1 under FSDP, which Megatron-LM checks"),
         Zero::States => (
             "1",
             "collectives start in the order of their launch; checked under tensor or context parallelism before Blackwell",

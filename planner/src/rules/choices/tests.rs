@@ -534,7 +534,7 @@ fn gradients_are_narrow_where_a_stack_accumulates_them_so() {
 }
 
 #[test]
-fn each_rule_of_some_layers_has_its_message() {
+fn each_rule_of_some_layers_and_of_divided_gradients_has_its_message() {
     for (words, reason, parts) in [
         (
             "recompute 0-3=full",
@@ -554,6 +554,13 @@ fn each_rule_of_some_layers_has_its_message() {
     ] {
         check("", words, reason, &parts);
     }
+    check(
+        "pp=2",
+        "zero 2",
+        "zero_2_over_pp",
+        &["pp is 2", "nearest: pp = 1"],
+    );
+    check("", "zero 2 stack moefold", "stack_zero_2", &["`zero` fsdp"]);
 }
 
 #[test]
@@ -594,6 +601,8 @@ fn choices_that_go_together_break_nothing() {
         ("pp=8,vpp=7", "overlap none"),
         ("tp=2,ep=8", "zero fsdp"),
         ("tp=2,ep=8", "zero fsdp stack moefold"),
+        ("tp=2,ep=8", "zero 2"),
+        ("tp=2,ep=8", "zero 2 num_distributed_optimizer_instances 4"),
         (
             "tp=2,ep=4",
             "zero fsdp num_distributed_optimizer_instances 4",
@@ -681,6 +690,7 @@ fn each_rule_of_combined_passes_has_its_message() {
             "nearest: `schedule` combined, dualpipe-v-combined, or auto",
         ),
         ("zero fsdp", "nearest: `zero` 1"),
+        ("zero 2", "nearest: `zero` 1"),
         ("offload moe_act", "nearest: `offload` none"),
     ] {
         let words = format!("overlap expert-alltoall {words}");

@@ -19,13 +19,15 @@ use crate::shard::{self, Shard};
 use crate::tensors::{Dealt, Tensors};
 
 impl StageSplit {
-    /// What passes wait for where weights and gradients rest divided.
+    /// What passes wait for where gradients rest divided, or weights too.
     pub(super) fn waits(&self, case: Case<'_>, rank: usize, passes_s: &[[f64; 2]]) -> Waits {
         let Case {
             question, layout, ..
         } = case;
-        let Division::Sharded(turns) = question.division(layout) else {
-            return Waits::default();
+        // Where weights rest whole, gradients of all buckets may wait to be reduced.
+        let turns = match question.division(layout) {
+            Division::Sharded(turns) => Some(turns),
+            Division::Whole | Division::AtLeast(_) => None,
         };
         let (end, weights) = (&self.ends[rank], &self.weights[rank]);
         let keeps = question.stack.keeps_units();
@@ -35,8 +37,10 @@ impl StageSplit {
         let mut parts = Vec::new();
         let mut prices = end.gather_s.iter().zip(&end.reduce_s);
         for family in (0..2).filter(|&family| shards[family] > 1) {
-            let buffers = [turns.weights, turns.grads]
-                .map(|turns| weights.in_turns(family, held[family], turns).0);
+            let buffers = turns.map(|turns| {
+                [turns.weights, turns.grads]
+                    .map(|turns| weights.in_turns(family, held[family], turns).0)
+            });
             for (bucket, &elements) in weights.buckets[family].iter().zip(held[family]) {
                 let unit = bucket.start;
                 let (&gather_s, &reduce_s) = prices.next().expect("one for each bucket");
@@ -46,8 +50,11 @@ impl StageSplit {
                 parts.push(Part {
                     family,
                     unit,
-                    buffers: [0, 1].map(|kind| buffers[kind][unit]),
-                    gather_s,
+                    buffers: match &buffers {
+                        Some(buffers) => [0, 1].map(|kind| buffers[kind][unit]),
+                        None => [unit; 2],
+                    },
+                    gather_s: turns.map(|_| gather_s),
                     reduce_s,
                     swept_s: sweeps.iter().map(price).sum(),
                     sweeps,

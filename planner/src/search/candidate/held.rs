@@ -149,6 +149,13 @@ impl StageSplit {
                         };
                         memory::fully_sharded(held, wide, bytes, shards, whole)
                     }
+                    Division::Whole | Division::AtLeast(_) if question.shards_gradients() => {
+                        let families = held.iter().zip(several(layout));
+                        let reduced = families.filter(|(_, several)| *several);
+                        let reduced: u64 = reduced.map(|(held, _)| held).sum();
+                        let whole = bytes.gradients(reduced.min(memory::REDUCED_AT_ONCE));
+                        memory::gradients_sharded(held, wide, bytes, shards, whole)
+                    }
                     Division::Whole | Division::AtLeast(_) => {
                         memory::state(held, wide, bytes, shards)
                     }

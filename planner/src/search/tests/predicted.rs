@@ -478,6 +478,35 @@ fn golden_fully_sharded_memory_and_traffic() {
         "{dp_comm} of {expected}"
     );
     assert!(ours.predicted.time_s.get(Category::DpComm).0 < 0.7 * dp_comm);
+    // Of gradients alone all weights rest whole, and a thousand million gradients until they are reduced.
+    let ours = plan(Zero::Gradients, None);
+    let memory = &ours.predicted.memory_gib;
+    for (class, bytes) in [
+        (TensorClass::Weights, 2.0 * all),
+        (TensorClass::Gradients, 4.0 * all / 64.0),
+        (TensorClass::Optimizer, 12.0 * all / 64.0),
+    ] {
+        let found = memory[class];
+        assert!((found - gib(bytes)).abs() < 1e-5, "{class:?}: {found}");
+    }
+    let more = memory[TensorClass::Transient] - whole.predicted.memory_gib[TensorClass::Transient];
+    assert!((more - gib(4e9)).abs() < 1e-5, "{more}");
+    // Buckets of 64 million at least: of dense parameters both ends and two layers each, of experts a layer. They are
+    // gathered once, and reduced in both microbatches.
+    let (calls, buckets) = (&ours.predicted.calls, 18.0 + 32.0);
+    assert_eq!(
+        [calls["all_gather"], calls["reduce_scatter"]],
+        [buckets, 2.0 * buckets]
+    );
+    let apart = plan(Zero::Gradients, Some("none"));
+    let busy = &apart.predicted.busy_s;
+    let dp_comm = apart.predicted.time_s.get(Category::DpComm).0;
+    let expected = busy["all_gather"] + busy["reduce_scatter"];
+    assert!(
+        (dp_comm / expected - 1.0).abs() < 1e-6,
+        "{dp_comm} of {expected}"
+    );
+    assert!(ours.predicted.time_s.get(Category::DpComm).0 < dp_comm);
     assert!(ours.predicted.step_s < apart.predicted.step_s);
 }
 
