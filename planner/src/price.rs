@@ -25,6 +25,8 @@ pub struct Breakdown {
     host_s: [f64; 2],
     /// Seconds in which the rank meets no others, where all of it is.
     apart: f64,
+    /// Seconds of products and attention.
+    bound_by_sms: f64,
 }
 
 impl Breakdown {
@@ -42,12 +44,19 @@ impl Breakdown {
             *mine += theirs;
         }
         self.apart += other.apart;
+        self.bound_by_sms += other.bound_by_sms;
     }
 
     /// Seconds of pieces of work that meet no other ranks: how far ranks drift apart in them shows at the
     /// next collective after.
     pub fn apart(&self) -> f64 {
         self.apart
+    }
+
+    /// Seconds of products and attention, which are slower where something else holds multiprocessors. What memory bounds
+    /// is taken to need fewer than are left.
+    pub fn bound_by_sms(&self) -> f64 {
+        self.bound_by_sms
     }
 
     /// Seconds that the host takes to issue it.
@@ -97,6 +106,7 @@ struct Again {
     /// The recompute sets under which it is, as bits.
     sets: u64,
     seconds: f64,
+    bound_by_sms: f64,
     issued_s: f64,
 }
 
@@ -124,6 +134,10 @@ impl LayerBreakdown {
             Again {
                 sets: *sets,
                 seconds: all.iter().map(|(_, cost)| cost.time.0).sum(),
+                bound_by_sms: all
+                    .iter()
+                    .map(|(work, cost)| bound_by_sms(work, *cost))
+                    .sum(),
                 issued_s,
             }
         });
@@ -155,6 +169,7 @@ impl LayerBreakdown {
         for again in self.again.iter().filter(|again| again.sets >> set & 1 == 1) {
             breakdown.by_category[Category::Recompute as usize] += again.seconds;
             breakdown.host_s[0] += again.issued_s;
+            breakdown.bound_by_sms += again.bound_by_sms;
         }
         breakdown.host_s[1] += self.again_waits_s.get(set).unwrap_or(&0.0);
         breakdown
@@ -225,12 +240,13 @@ pub fn price(
         drift.add(work, cost, costs);
         each(work, cost);
         let cost = match beside_products(work, cost, stack) {
-            Some([seen, hidden]) => {
-                products.hide(work, hidden);
+            Some(([seen, hidden], sms)) => {
+                products.hide(work, hidden, costs.share_of_sms(sms));
                 seen
             }
             None => cost,
         };
+        breakdown.bound_by_sms += bound_by_sms(work, cost);
         host.issues(work, cost);
         breakdown.by_category[Category::Host as usize] += host_wait(work, stack);
         match work.beside {
@@ -239,11 +255,12 @@ pub fn price(
                 if shared.cover > 0.0 {
                     std::mem::take(&mut shared).show(&mut breakdown);
                 }
-                shared.hide(work, cost);
+                shared.hide(work, cost, stack.taken_by_exchanges());
                 continue;
             }
             Some(_) => {
-                core.hide(work, cost);
+                // What rings of context-parallel ranks take is left out.
+                core.hide(work, cost, 0.0);
                 // Of a whole ring of blocks the last one has nothing beside it.
                 if let Task::Collective(ring) = &work.task
                     && ring.kind != CollectiveKind::SendRecv
@@ -282,10 +299,26 @@ pub fn price(
     breakdown
 }
 
+/// Seconds of a piece of work that are bound by multiprocessors: products and attention.
+fn bound_by_sms(work: &Work, cost: Cost) -> f64 {
+    let is_bound = matches!(
+        work.task,
+        Task::Op(Op::Gemm { .. } | Op::GroupedGemm { .. } | Op::Attention { .. })
+    );
+    if is_bound { cost.time.0 } else { 0.0 }
+}
+
+/// Seconds that collectives beside compute make a pass longer: those that show of `all_s`, and of the others what compute
+/// loses, of whose multiprocessors they take a share.
+pub(crate) fn lengthened(all_s: f64, shown_s: f64, taken: f64) -> f64 {
+    let shown_s = shown_s.clamp(0.0, all_s);
+    shown_s + (all_s - shown_s) * taken
+}
+
 /// Of a tensor-parallel collective that runs beside the product before or behind it, what shows and what that hides, if
-/// it is long enough. Both are cut into a chunk a rank, and beside the first chunk, or the last, is nothing
-/// (Transformer Engine, `--tp-comm-overlap`: rings of user buffers).
-fn beside_products(work: &Work, cost: Cost, stack: &Stack) -> Option<[Cost; 2]> {
+/// it is long enough, and the multiprocessors that it takes. Both are cut into a chunk a rank, and beside the first chunk,
+/// or the last, is nothing (Transformer Engine, `--tp-comm-overlap`: rings of user buffers).
+fn beside_products(work: &Work, cost: Cost, stack: &Stack) -> Option<([Cost; 2], f64)> {
     let Task::Collective(Collective { kind, ranks, .. }) = work.task else {
         return None;
     };
@@ -297,10 +330,11 @@ fn beside_products(work: &Work, cost: Cost, stack: &Stack) -> Option<[Cost; 2]> 
         return None;
     }
     let seen = 1.0 / f64::from(ranks.max(1));
-    Some([seen, 1.0 - seen].map(|share| Cost {
+    let parts = [seen, 1.0 - seen].map(|share| Cost {
         time: Seconds(share * cost.time.0),
         ..cost
-    }))
+    });
+    Some((parts, stack.sms_beside_products(kind)))
 }
 
 /// Whether a piece of work is of linear layers whose collectives run beside their products: those of decoder layers,
@@ -320,10 +354,12 @@ fn is_backward(list: &[Work]) -> bool {
     })
 }
 
-/// Communication beside ops, of which only the excess shows.
+/// Communication beside ops, of which the excess shows, and what the rest takes from these.
 #[derive(Debug, Clone, Copy, Default)]
 struct Hidden {
     work: Option<(Category, f64, Source)>,
+    /// Seconds of it times the share of multiprocessors that it takes.
+    taken: f64,
     /// Seconds of the ops.
     cover: f64,
     /// The share of them that hides nothing.
@@ -331,15 +367,17 @@ struct Hidden {
 }
 
 impl Hidden {
-    fn hide(&mut self, work: &Work, cost: Cost) {
+    fn hide(&mut self, work: &Work, cost: Cost, taken: f64) {
         let (_, time, source) = (self.work).unwrap_or((work.category, 0.0, Source::Measured));
         self.work = Some((work.category, time + cost.time.0, source.max(cost.source)));
+        self.taken += taken * cost.time.0;
     }
 
     fn show(self, breakdown: &mut Breakdown) {
         if let Some((category, time, source)) = self.work {
             let cover = self.cover * (1.0 - self.uncovered);
-            let time = Seconds((time - cover).max(0.0));
+            let taken = if time > 0.0 { self.taken / time } else { 0.0 };
+            let time = Seconds(lengthened(time, time - cover, taken));
             breakdown.add(category, Cost { time, source });
         }
     }
@@ -636,11 +674,16 @@ mod tests {
             let costs = Costs::for_cluster(&cluster, &[]);
             let layer = Declared.work(&setting, Piece::Layer(&model.layers[0]), &[]);
             for list in [layer.forward, layer.backward] {
-                let (mut sent, mut products) = (0.0, 0.0);
+                let (mut sent, mut products, mut taken) = (0.0, 0.0, 0.0);
                 for work in &list {
                     let seconds = cost_of(work, &costs).time.0;
                     match work.task {
-                        Task::Collective(_) if work.category == Category::TpComm => sent += seconds,
+                        Task::Collective(of) if work.category == Category::TpComm => {
+                            sent += seconds;
+                            // 1 and 16 of the 132 multiprocessors of an H100.
+                            let scatters = of.kind == CollectiveKind::ReduceScatter;
+                            taken += seconds * if scatters { 16.0 } else { 1.0 } / 132.0;
+                        }
                         Task::Op(Op::Gemm { .. }) if work.category == Category::Attention => {
                             products += seconds;
                         }
@@ -649,7 +692,9 @@ mod tests {
                 }
                 assert!(sent > 0.0 && products > 0.0);
                 let found = price(&list, &costs, &hides, |_, _| {}).get(Category::TpComm);
-                let expected = sent / 2.0 + (sent / 2.0 - products).max(0.0);
+                let exposed = (sent / 2.0 - products).max(0.0);
+                let hidden = (sent / 2.0 - exposed) / (sent / 2.0);
+                let expected = sent / 2.0 + exposed + hidden * taken / 2.0;
                 assert!((found - expected).abs() < 1e-12, "{found} {expected}");
                 let plain = price(&list, &costs, &stack, |_, _| {}).get(Category::TpComm);
                 assert!((plain - sent).abs() < 1e-12, "{plain} {sent}");
@@ -697,7 +742,8 @@ mod tests {
             assert_eq!(halves.len(), 2);
             for (sent, cover) in halves {
                 assert!(cover > 0.0);
-                exposed += f64::max(sent - cover, 0.0);
+                // What is hidden takes a fifth of what hides it.
+                exposed += f64::max(sent - cover, 0.0) + 0.2 * f64::min(sent, cover);
             }
             let priced = price(&beside, &costs, &stack, |_, _| {});
             let found = priced.get(Category::EpComm);

@@ -10,7 +10,7 @@ pub mod host;
 pub mod megatron;
 
 use moefold_profiles::units::{Bytes, MIB, Seconds};
-use moefold_profiles::{Cluster, Dtype, HostTimes, Precision};
+use moefold_profiles::{Cluster, CollectiveKind, Dtype, HostTimes, Precision};
 
 use crate::choice::{
     Dispatcher, Graphs, Masters, Optimizer, Overlap, PrimaryWeights, ScheduleName, StackName,
@@ -300,6 +300,17 @@ impl Stack {
     /// Whether it passes over gradients beside its optimizer: [`crate::lower::ends::passes_over_gradients`].
     pub fn sweeps_gradients(&self) -> bool {
         matches!(self, Self::Megatron(_))
+    }
+
+    /// Multiprocessors that a tensor-parallel collective takes beside products. Rings of Transformer Engine's gathers have
+    /// one, its scatters 16 (`num_sm` of `initialize_ub` in `transformer_engine/pytorch/module/base.py`); a gather once
+    /// more for gradients of weights, which has 16 there and 2 to 4 in NVIDIA's recipes, is taken for a ring.
+    pub fn sms_beside_products(&self, kind: CollectiveKind) -> f64 {
+        match (self, kind) {
+            (Self::Megatron(_), CollectiveKind::ReduceScatter) => 16.0,
+            (Self::Megatron(_), _) => 1.0,
+            (Self::Moefold(_), _) => 0.0,
+        }
     }
 
     /// Share of the device that exchanges of tokens take from compute beside them. DeepEP on 20 multiprocessors slows

@@ -252,6 +252,20 @@ impl Costs {
         self.local.waiting(collective, self.loads_are_known)
     }
 
+    /// The share of a device's multiprocessors that a collective holds while it runs, which what runs beside it lacks;
+    /// nothing where training timed ops, for they lacked it then.
+    pub fn taken(&self, collective: &Collective) -> f64 {
+        if self.local.is_of_training() {
+            return 0.0;
+        }
+        self.shipped.network.taken(collective)
+    }
+
+    /// The share of a device that so many multiprocessors are.
+    pub fn share_of_sms(&self, sms: f64) -> f64 {
+        self.shipped.network.share(sms)
+    }
+
     /// The price of an [`Exchange`]: the slower of what goes over NVLink at the rate of its kernel and what goes over
     /// NICs, after a latency, and its copies at the rate of gathers. A plain all-to-all is a [`Collective`].
     pub fn exchange(&self, exchange: &Exchange) -> Cost {

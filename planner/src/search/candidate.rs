@@ -19,6 +19,7 @@ use crate::choice::{ScheduleName, StackName};
 use crate::layout::Layout;
 use crate::mesh::{GroupKind, placement};
 use crate::partition::{self, Weights};
+use crate::price::lengthened;
 use crate::runtime::{Level, Slot, seconds};
 use crate::simulate::{Hidden, StageTimes, lower_bound};
 
@@ -367,24 +368,17 @@ impl StageSplit {
             };
             if question.shards_gradients() {
                 self.waits = self.waits(case, rank, &passes_s);
-                let Waits {
-                    first_forward,
-                    forward,
-                    backward,
-                    ..
-                } = self.waits;
-                let span = |seconds| Seconds(seconds).to_span();
-                self.times.forward[rank] += span(forward);
-                self.times.first_forward[rank] += span(first_forward);
-                self.times.backward[rank] += span(backward);
-                self.times.last_backward[rank] += span(backward);
+                add_waits(&mut self.times, rank, &self.waits);
             }
+            // What runs beside passes takes multiprocessors from them.
+            let [slows_forward, slows_backward] = self.slowed(case, rank, &question.choices[0]);
             let reduce = match (overlap.grad_reduce, by_bucket) {
                 // What is reduced and gathered in every microbatch is not again at the end, but over instances, unit
                 // after unit of the last backward pass (Megatron-FSDP, `outer_fsdp_group_grad_reduce`).
                 (beside, _) if question.shards_gradients() => {
                     let shows_s = if beside {
-                        self.reduced_after([true; 2], rank, &passes_s, &end.across_s)
+                        let shown_s = self.reduced_after([true; 2], rank, &passes_s, &end.across_s);
+                        lengthened(across_s, shown_s, slows_backward)
                     } else {
                         across_s
                     };
@@ -392,17 +386,27 @@ impl StageSplit {
                 }
                 (false, _) => reduce_s,
                 _ if case.schedule.divides_backward() => reduce_s,
-                (true, false) => self.reduced_behind(layout, rank, &backward_s),
+                (true, false) => self.reduced_behind(layout, rank, &backward_s, slows_backward),
                 (true, true) => {
-                    self.reduced_after(rank::several(layout), rank, &passes_s, &end.reduce_s)
+                    let several = rank::several(layout);
+                    let shown_s = self.reduced_after(several, rank, &passes_s, &end.reduce_s);
+                    lengthened(reduce_s, shown_s, slows_backward)
                 }
             };
             self.times.reduce[rank] = Seconds(reduce).to_span();
             let gather = match (overlap.param_gather, by_bucket) {
                 _ if question.shards_weights() => 0.0,
                 (false, _) => gather_s,
-                (true, false) => (gather_s - arrives - first_forward).max(0.0),
-                (true, true) => self.gathered_after(layout, rank, arrives, &passes_s),
+                (true, by_bucket) => {
+                    let shown_s = if by_bucket {
+                        self.gathered_after(layout, rank, arrives, &passes_s)
+                    } else {
+                        gather_s - arrives - first_forward
+                    };
+                    // Until its first message comes a rank computes nothing.
+                    let beside_s = (gather_s - arrives).max(0.0);
+                    lengthened(beside_s, shown_s, slows_forward)
+                }
             };
             self.times.first_forward[rank] += Seconds(gather).to_span();
             // Ranks that meet nowhere before meet at the end.
@@ -550,7 +554,8 @@ impl StageSplit {
             if hides_reductions(case) {
                 let ranks = times.reduce.iter_mut().take(self.ends.len()).enumerate();
                 for (rank, reduce) in ranks {
-                    let reduced_s = self.reduced_behind(layout, rank, &backward);
+                    let [_, slows] = self.slowed(case, rank, sets);
+                    let reduced_s = self.reduced_behind(layout, rank, &backward, slows);
                     *reduce = Seconds(reduced_s).to_span();
                 }
             }
@@ -558,13 +563,13 @@ impl StageSplit {
         times
     }
 
-    /// Seconds that the reductions of a rank take longer than its last backward passes, of which those of all stages
-    /// are given.
-    fn reduced_behind(&self, layout: &Layout, rank: usize, backward_s: &[f64]) -> f64 {
+    /// Seconds by which the reductions of a rank make it end later than its last backward passes, of which those of all
+    /// stages are given, and which run so much slower beside them.
+    fn reduced_behind(&self, layout: &Layout, rank: usize, backward_s: &[f64], slows: f64) -> f64 {
         let end = &self.ends[rank];
         let reduce_s: f64 = end.reduce_s.iter().chain(&end.across_s).sum();
         let last: f64 = own(layout, rank).map(|stage| backward_s[stage]).sum();
-        reduce_s - last
+        lengthened(reduce_s, reduce_s - last, slows)
     }
 
     /// No schedule runs a step in less.
@@ -600,6 +605,15 @@ fn runs(question: &Question<'_>, layers: &[u32]) -> Vec<(usize, u32)> {
         }
     }
     runs
+}
+
+/// Adds what passes wait for where gradients rest divided.
+fn add_waits(times: &mut StageTimes, rank: usize, waits: &Waits) {
+    let span = |seconds| Seconds(seconds).to_span();
+    times.forward[rank] += span(waits.forward);
+    times.first_forward[rank] += span(waits.first_forward);
+    times.backward[rank] += span(waits.backward);
+    times.last_backward[rank] += span(waits.backward);
 }
 
 /// A message between neighbouring stages: the residual stream of a rank's tokens.

@@ -166,6 +166,8 @@ pub(crate) struct Kind {
     pub(crate) forward_s: f64,
     /// Backward seconds by recompute set.
     pub(crate) backward_s: Vec<f64>,
+    /// What of them is products and attention.
+    pub(crate) backward_bound_s: Vec<f64>,
     /// What of them only adds to gradients of weights, under any set.
     pub(crate) weight_s: f64,
     /// Memory by recompute set.
@@ -832,8 +834,10 @@ impl<'a> Question<'a> {
         let seconds = |breakdown: &crate::price::Breakdown| {
             breakdown.device() + breakdown.host_excess(&self.stack)
         };
-        let backward_s = (0..memory.len()).map(|set| seconds(&breakdown.backward_under(set)));
-        let backward_s: Vec<f64> = backward_s.collect();
+        let each = (0..memory.len()).map(|set| breakdown.backward_under(set));
+        let (backward_s, backward_bound_s): (Vec<f64>, Vec<f64>) = each
+            .map(|backward| (seconds(&backward), backward.bound_by_sms()))
+            .unzip();
         let slots = |list, backward| {
             let price = |work: &_| crate::price::cost_of(work, self.costs).time.0;
             runtime::slots(list, backward, price)
@@ -856,6 +860,7 @@ impl<'a> Question<'a> {
             nodes: self.stack.graph_nodes(lowered),
             tensors: self.tensors(place, &local, memory.alike().shard),
             backward_s,
+            backward_bound_s,
             place,
             local,
             breakdown,

@@ -46,11 +46,11 @@ const FORWARD: usize = 0;
 const BACKWARD: usize = 1;
 
 impl Waits {
-    /// Those of a step of so many microbatches, whose units take `passes_s` forward and backward, in order of use.
-    /// `keeps` says whether a unit that is in its buffer still is not gathered again.
+    /// Those of a step of so many microbatches, whose units take `passes_s` forward and backward, in order of use, and
+    /// `slowed` of what collectives run beside longer. `keeps` says whether a unit that is in its buffer still is not gathered again.
     pub(super) fn played(
         parts: &[Part],
-        passes_s: &[[f64; 2]],
+        (passes_s, slowed): (&[[f64; 2]], [f64; 2]),
         overlap: Overlap,
         keeps: bool,
         microbatches: u32,
@@ -63,6 +63,7 @@ impl Waits {
             parts,
             of_units,
             overlap,
+            slowed,
             held: Held::default(),
             now: 0.0,
             lane: 0.0,
@@ -114,6 +115,7 @@ struct Player<'a> {
     /// Numbers of parts, by unit.
     of_units: Vec<Vec<usize>>,
     overlap: Overlap,
+    slowed: [f64; 2],
     held: Held,
     /// When compute goes on, and when the last collective ends.
     now: f64,
@@ -149,7 +151,9 @@ impl Player<'_> {
                     self.settle(|other| buffer(other) == own);
                 }
             }
-            self.now += passes_s[unit][pass];
+            // Collectives go on without a gap until the last of them ends.
+            let beside_s = (self.lane - self.now).clamp(0.0, passes_s[unit][pass]);
+            self.now += passes_s[unit][pass] + beside_s * self.slowed[pass];
             if pass == BACKWARD {
                 for &number in &own {
                     self.lane = self.lane.max(self.now) + self.parts[number].reduce_s;
@@ -217,13 +221,19 @@ mod tests {
         };
         // When they are needed: forward three, as the first is there but in the first microbatch; backward three and
         // all reductions.
-        let waits = Waits::played(&parts([1, 1]), &passes_s, Overlap::default(), true, 2);
+        let waits = Waits::played(
+            &parts([1, 1]),
+            (&passes_s, [0.0; 2]),
+            Overlap::default(),
+            true,
+            2,
+        );
         assert_eq!(waits.gathers, [[2, 1], [2, 2], [2, 2], [1, 1]]);
         let found = [waits.first_forward, waits.forward, waits.backward];
         assert_eq!(found, [8.0, 6.0, 3.0 * 2.0 + 4.0 * 3.5]);
         assert_eq!(waits.reduce, 0.0);
         // Beside: the first one; what adds gradients up; behind the last pass its reduction.
-        let waits = Waits::played(&parts([2, 2]), &passes_s, beside, true, 2);
+        let waits = Waits::played(&parts([2, 2]), (&passes_s, [0.0; 2]), beside, true, 2);
         assert_eq!(waits.gathers, [[2, 1], [2, 1], [1, 1], [1, 1]]);
         let found = [waits.first_forward, waits.forward, waits.backward];
         assert_eq!(found, [2.0, 0.0, 2.0]);
@@ -233,18 +243,27 @@ mod tests {
         for part in &mut whole {
             (part.gather_s, part.swept_s) = (None, 0.0);
         }
-        let waits = Waits::played(&whole, &passes_s, beside, false, 2);
+        let waits = Waits::played(&whole, (&passes_s, [0.0; 2]), beside, false, 2);
         assert_eq!(waits.gathers, [[0, 0]; 4]);
         let found = [waits.first_forward, waits.forward, waits.backward];
         assert_eq!((found, waits.reduce), ([0.0; 3], 3.0));
         // Of twelve seconds of reductions three are beside a backward pass of four, which the first of them waits for.
         let slow = [[5.0, 1.0]; 4];
-        let waits = Waits::played(&whole, &slow, beside, false, 2);
+        let waits = Waits::played(&whole, (&slow, [0.0; 2]), beside, false, 2);
         assert_eq!((waits.backward, waits.reduce), (0.0, 9.0));
-        let waits = Waits::played(&whole, &passes_s, Overlap::default(), false, 2);
+        let waits = Waits::played(&whole, (&passes_s, [0.0; 2]), Overlap::default(), false, 2);
         assert_eq!((waits.backward, waits.reduce), (12.0, 0.0));
         // Released after each pass, a unit is gathered for both.
-        let waits = Waits::played(&parts([2, 2]), &passes_s, beside, false, 2);
+        let waits = Waits::played(&parts([2, 2]), (&passes_s, [0.0; 2]), beside, false, 2);
         assert_eq!(waits.gathers, [[2, 2]; 4]);
+        let waited = waits.forward + waits.backward;
+        // Beside the forward pass run three gathers of 2, beside the backward pass three of 2 and three reductions of 3, two of
+        // which go on while half a second of sums is added up.
+        let waits = Waits::played(&parts([2, 2]), (&passes_s, [0.1, 0.2]), beside, false, 2);
+        let slower = waits.forward + waits.backward - waited;
+        assert!(
+            (slower - (0.1 * 6.0 + 0.2 * 14.0)).abs() < 1e-12,
+            "{slower}"
+        );
     }
 }

@@ -49,6 +49,8 @@ pub(super) struct Local {
     waits: [Vec<([u32; 2], f64)>; 2],
     /// The best a price of an op can be called.
     best: Source,
+    /// Whether ops were timed in training, beside whatever ran beside them.
+    trained: bool,
 }
 
 /// Samples of a profile and by how much its times are to be stretched.
@@ -100,10 +102,17 @@ impl Local {
             } else {
                 Source::Measured
             },
+            trained: (nearest.iter())
+                .any(|(key, taken)| matches!(key, Key::Op(_)) && *taken == Taken::Training),
         };
         local.add_ops(ops, op);
         local.add_collectives(messages, collective);
         local
+    }
+
+    /// Whether ops were timed in training.
+    pub(super) fn is_of_training(&self) -> bool {
+        self.trained
     }
 
     /// Seconds of ops, and of how many timings.

@@ -73,6 +73,16 @@ fn deepep_efficiency(arch: &str, nvlink_gb_per_s: f64) -> f64 {
 const DEEPEP_DOMAIN: f64 = 8.0;
 const DEEPEP_BEYOND: f64 = 0.277;
 
+/// Multiprocessors that a collective of NCCL holds while it runs, one for each of its channels, which it shares with no
+/// other kernel (NVIDIA/nccl#689): what it says of itself among eight A100 or H100 of a node (`24 coll channels`), two
+/// for each of eight NICs across nodes (`16 coll channels`, and #1453), and in a domain of several nodes
+/// `NVLS_NCHANNELS_SM100` of its `src/transport/nvls.cc`. Megatron-FSDP's README says 16 to 32 of them (Megatron-LM at
+/// d85aa69b). Of AMD's library nothing is known, and it is taken to hold as many. Registered buffers
+/// (`--use-nccl-ub`), which need fewer, are not planned.
+const CHANNELS_OF_A_NODE: f64 = 24.0;
+const CHANNELS_ACROSS: f64 = 16.0;
+const CHANNELS_OF_NODES: f64 = 32.0;
+
 /// The links of a cluster.
 #[derive(Debug, Clone)]
 pub(super) struct Network {
@@ -90,6 +100,9 @@ pub(super) struct Network {
     /// NVLink rate of exchanges that send one copy a destination, bytes a second: of DeepEP, of it in large domains, and
     /// of HybridEP.
     fused: [f64; 3],
+    gpus_per_node: u32,
+    /// Multiprocessors of a GPU.
+    sms: f64,
     cpu: bool,
 }
 
@@ -197,8 +210,32 @@ impl Network {
                     link.rate(8.0)
                 }
             }),
+            gpus_per_node: cluster.gpus_per_node,
+            sms: f64::from(gpu.num_sms),
             cpu: gpu.is_cpu(),
         }
+    }
+
+    /// The share of a device's multiprocessors that a collective holds while it runs.
+    pub(super) fn taken(&self, collective: &Collective) -> f64 {
+        let Collective {
+            ranks,
+            ranks_per_domain,
+            ..
+        } = *collective;
+        let channels = if ranks > ranks_per_domain {
+            CHANNELS_ACROSS
+        } else if ranks > self.gpus_per_node {
+            CHANNELS_OF_NODES
+        } else {
+            CHANNELS_OF_A_NODE
+        };
+        self.share(channels)
+    }
+
+    /// The share of a device that so many multiprocessors are.
+    pub(super) fn share(&self, sms: f64) -> f64 {
+        (sms / self.sms).min(1.0)
     }
 
     /// Seconds of a collective of more than one rank.

@@ -13,6 +13,7 @@ use crate::lower::ends::{self, StepGroups};
 use crate::mesh::{self, GroupKind, Placement, placement};
 use crate::model::{Layer, Mixer};
 use crate::runtime::StageMemory;
+use crate::search::recompute::Sets;
 use crate::search::shape::{Kind, Question};
 use crate::search::sharded::{Part, Waits};
 use crate::shard::{self, Shard};
@@ -62,7 +63,14 @@ impl StageSplit {
             }
         }
         let overlap = question.stack.hides(question.overlap);
-        Waits::played(&parts, passes_s, overlap, keeps, layout.microbatches())
+        let slowed = self.slowed(case, rank, &question.choices[0]);
+        Waits::played(
+            &parts,
+            (passes_s, slowed),
+            overlap,
+            keeps,
+            layout.microbatches(),
+        )
     }
 
     /// What the passes of a microbatch wait for weights and gradients that are divided, seconds.
@@ -110,6 +118,39 @@ impl StageSplit {
             passes.extend(std::iter::repeat_n(of_depth, depths));
         }
         passes
+    }
+
+    /// By how much reductions and gathers beside compute slow a rank's passes, forward and backward: the share of
+    /// multiprocessors that they take, of what is bound by these.
+    pub(super) fn slowed(&self, case: Case<'_>, rank: usize, sets: &Sets) -> [f64; 2] {
+        let taken = self.ends[rank].taken;
+        if taken == 0.0 {
+            return [0.0; 2];
+        }
+        let (mut bound_s, mut all_s) = ([0.0; 2], [0.0; 2]);
+        let mut add = |kind: &Kind, set: usize, count: u32| {
+            let passes = [
+                (kind.breakdown.forward.bound_by_sms(), kind.forward_s),
+                (kind.backward_bound_s[set], kind.backward_s[set]),
+            ];
+            for (pass, (bound, all)) in passes.into_iter().enumerate() {
+                bound_s[pass] += bound * f64::from(count);
+                all_s[pass] += all * f64::from(count);
+            }
+        };
+        for stage in own(case.layout, rank) {
+            match sets {
+                Sets::Every(set) => {
+                    let kinds = self.each_kind(case.shape, stage);
+                    kinds.for_each(|(kind, count)| add(kind, *set, count));
+                }
+                Sets::Each(_) | Sets::First { .. } => {
+                    let each = self.each_under(case.shape, stage, sets).into_iter();
+                    each.for_each(|(kind, set, count)| add(kind, set, count));
+                }
+            }
+        }
+        [0, 1].map(|pass| taken * bound_s[pass] / f64::max(all_s[pass], f64::MIN_POSITIVE))
     }
 
     /// Seconds from the end of a rank's last backward pass until its gradients are reduced, bucket after bucket of
@@ -419,11 +460,21 @@ fn rank_end(
     let launched_s = question.stack.common().launch.0 * work.launches as f64;
     let at_once = work.optimizer.iter();
     let at_once_s: f64 = at_once.map(|op| question.costs.op(op).time.0).sum();
+    let lists = [&work.reduce, &work.across, &work.gather];
+    let [reduce_s, across_s, gather_s] = lists.map(|list| seconds(list));
+    // Gathers are of the same ranks as reductions.
+    let reduced = (work.reduce.iter().zip(&reduce_s)).chain(work.across.iter().zip(&across_s));
+    let (mut taken_s, mut all_s) = (0.0, 0.0);
+    for (collective, seconds) in reduced {
+        taken_s += seconds * question.costs.taken(collective);
+        all_s += seconds;
+    }
     RankEnd {
         streamed_s: (streamed_s - beside_s).max(0.0),
-        reduce_s: seconds(&work.reduce),
-        across_s: seconds(&work.across),
-        gather_s: seconds(&work.gather),
+        taken: taken_s / f64::max(all_s, f64::MIN_POSITIVE),
+        reduce_s,
+        across_s,
+        gather_s,
         exposed_s: seconds(&work.exposed).iter().sum(),
         update_s: at_once_s + by_tensor_s + question.stack.host_excess(launched_s, by_tensor_s),
         waiting_s: 0.0,

@@ -128,6 +128,8 @@ pub(crate) struct RankEnd {
     /// Reductions over instances of the optimizer, of every bucket.
     pub(super) across_s: Vec<f64>,
     pub(super) gather_s: Vec<f64>,
+    /// The share of multiprocessors that reductions and gathers take while they run, on average.
+    pub(super) taken: f64,
     pub(crate) exposed_s: f64,
     pub(crate) update_s: f64,
     /// What states that rest on the host take on their ways beyond the update beside them.

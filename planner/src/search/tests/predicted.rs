@@ -7,7 +7,7 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::{Dtype, Precision, TensorClass};
 
 use super::{cluster, run, small};
-use crate::choice::{CpComm, Graphs, Objective, Optimizer, PrimaryWeights, Recompute, StackName, Zero};
+use crate::choice::{CpComm, Graphs, Objective, Optimizer, Overlap, PrimaryWeights, Recompute, StackName, Zero};
 use crate::layout::Batch;
 use crate::model::presets;
 use crate::options::SearchOptions;
@@ -36,6 +36,27 @@ fn law_a_breakdown_sums_to_its_step_and_memory_to_its_peak() {
         let sum = shares.measured + shares.interpolated + shares.extrapolated;
         assert!((sum - 1.0).abs() < 1e-9);
     }
+}
+
+/// Gradients that are reduced and weights that are gathered beside passes take 24 of 148 multiprocessors from their
+/// products, which are most of what they do.
+#[test]
+fn law_what_hides_takes_multiprocessors() {
+    let (model, _, mut options) = small();
+    options.pins = "tp=1,pp=1,ep=8,etp=1,cp=1,mbs=1".parse().expect("degrees");
+    let mut dp_comm_s = |overlap: Overlap| {
+        options.overlap = Some(overlap);
+        let found = run(&model, &cluster("dgx-b200"), 8, &options);
+        found.plans[0].predicted.time_s.get(Category::DpComm).0
+    };
+    let apart = dp_comm_s(Overlap::default());
+    let beside = dp_comm_s(Overlap {
+        grad_reduce: true,
+        param_gather: true,
+        ..Overlap::default()
+    });
+    let share = beside / apart * 148.0 / 24.0;
+    assert!(share > 0.5 && share < 1.0, "{beside} of {apart}: {share}");
 }
 
 #[test]

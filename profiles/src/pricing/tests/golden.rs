@@ -434,3 +434,22 @@ fn a_level_slows_what_leaves_it() {
     // for the share that stays in the node.
     check_within("two switches", ratio(512), 1.5, 3.0);
 }
+
+/// 16 of the 132 multiprocessors of an H100 where NCCL reaches other nodes, 24 where it does not, and in a rack 32 of 152.
+#[test]
+fn golden_a_collective_holds_multiprocessors() {
+    let taken = |name: &str, ranks: u32, ranks_per_domain: u32| {
+        let costs = Costs::for_cluster(&presets::cluster(name).expect("a preset"), &[]);
+        costs.taken(&Collective {
+            kind: CollectiveKind::ReduceScatter,
+            bytes: Bytes(1 << 30),
+            ranks,
+            ranks_per_domain,
+        })
+    };
+    assert_eq!(taken("dgx-h100", 64, 8), 16.0 / 132.0);
+    assert_eq!(taken("dgx-h100", 8, 8), 24.0 / 132.0);
+    assert_eq!(taken("gb200-nvl72", 64, 64), 32.0 / 152.0);
+    assert_eq!(taken("gb200-nvl72", 128, 64), 16.0 / 152.0);
+    assert_eq!(taken("gb200-nvl72", 4, 4), 24.0 / 152.0);
+}
