@@ -122,6 +122,12 @@ fn describe(description: &presets::Description) -> String {
         "host memory, GiB a node",
         format!("{:.0}", cluster.host_memory_gib),
     );
+    if let Some(rate) = cluster.host_memory_gb_per_s {
+        line("host memory bandwidth, GB/s a node", rate.to_string());
+    }
+    if cluster.gpus_per_host_link > 1 {
+        line("GPUs a host link", cluster.gpus_per_host_link.to_string());
+    }
     if let Some(price) = cluster.usd_per_gpu_hour {
         line("price, USD a GPU-hour", price.to_string());
     }

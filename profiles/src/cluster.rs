@@ -108,6 +108,12 @@ pub struct Cluster {
     pub oversubscription: Vec<NetworkLevel>,
     /// Host memory of a node, GiB.
     pub host_memory_gib: f64,
+    /// What host memory of a node gives or takes, GB/s, where known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_memory_gb_per_s: Option<f64>,
+    /// GPUs behind one link to the host.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub gpus_per_host_link: u32,
     /// Price of a GPU, USD an hour, where known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usd_per_gpu_hour: Option<f64>,
@@ -117,6 +123,18 @@ pub struct Cluster {
     /// Where the figures come from.
     #[serde(default)]
     pub sources: Vec<String>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands fields over by reference"
+)]
+fn is_one(count: &u32) -> bool {
+    *count == 1
 }
 
 /// A level of the network beyond which bandwidth is shared.
@@ -130,6 +148,15 @@ pub struct NetworkLevel {
 }
 
 impl Cluster {
+    /// What a GPU copies to its host or from it while all of its node do, GB/s in one direction: its share of its link, or
+    /// of the host's memory where that is less.
+    pub fn host_gb_per_s(&self) -> f64 {
+        let link = self.gpu.host_link_gb_per_s / f64::from(self.gpus_per_host_link.max(1));
+        let copying = (self.num_gpus).map_or(self.gpus_per_node, |all| all.min(self.gpus_per_node));
+        let memory = self.host_memory_gb_per_s.unwrap_or(f64::INFINITY);
+        link.min(memory / f64::from(copying.max(1)))
+    }
+
     /// The NVLink domain a rank sits in.
     pub fn domain_of(&self, rank: u32) -> u32 {
         rank / self.gpus_per_domain.max(1)

@@ -46,7 +46,7 @@ pub struct Costs {
     shipped: Shipped,
     local: Local,
     host: HostTimes,
-    /// Bytes a second over the link to the host, as the cluster has it.
+    /// Bytes a second to or from the host, as the cluster has it.
     link_rate: f64,
     /// The same measured, to the device and from it.
     copy_rates: [Option<f64>; 2],
@@ -107,7 +107,7 @@ impl Costs {
             shipped,
             local,
             host,
-            link_rate: cluster.gpu.host_link_gb_per_s * 1e9,
+            link_rate: cluster.host_gb_per_s() * 1e9,
             copy_rates: [Direction::ToDevice, Direction::ToHost]
                 .map(|direction| copy_rate(&scaled, direction)),
             factors: Factors::default(),
@@ -159,8 +159,8 @@ impl Costs {
     }
 
     /// What a transfer of tensors takes over the link between a device and its host: at the rate of the largest
-    /// copy that a profile measured that way, else at that of the link as the cluster has it. Devices of a node
-    /// are taken to have links of their own; what a copy takes beside its bytes is left out.
+    /// copy that a profile measured that way, else at what the cluster leaves a device while all of its node copy
+    /// ([`Cluster::host_gb_per_s`]). What a copy takes beside its bytes is left out.
     pub fn transfer(&self, bytes: Bytes, leaves: bool) -> Cost {
         let measured = self.copy_rates[usize::from(leaves)];
         Cost {

@@ -121,6 +121,8 @@ pub fn local_on(machine: Machine, ranks: u32) -> Cluster {
         nic_gb_per_s: 0.0,
         oversubscription: Vec::new(),
         host_memory_gib: memory_gib,
+        host_memory_gb_per_s: None,
+        gpus_per_host_link: 1,
         usd_per_gpu_hour: None,
         num_gpus: Some(ranks),
         sources: vec![format!("{cores} cores, {memory_gib:.1} GiB")],

@@ -128,6 +128,13 @@ fn cluster(mut fields: Fields, name: &str) -> Result<Cluster, ClusterError> {
         .number("host_memory_gib", 1.0, 65536.0, "GiB of one node")?
         .or(base.map(|base| base.host_memory_gib))
         .ok_or_else(|| fields.missing("host_memory_gib", "GiB of one node, such as 2048"))?;
+    let host_memory_gb_per_s = fields
+        .number("host_memory_gb_per_s", 1.0, 100_000.0, "GB/s of one node")?
+        .or(base.and_then(|base| base.host_memory_gb_per_s));
+    let gpus_per_host_link = fields
+        .count("gpus_per_host_link", "GPUs behind one link to the host")?
+        .or(base.map(|base| base.gpus_per_host_link))
+        .unwrap_or(1);
     let usd_per_gpu_hour = fields
         .number("usd_per_gpu_hour", 0.01, 1000.0, "USD for one GPU-hour")?
         .or(gpu_price);
@@ -144,6 +151,13 @@ fn cluster(mut fields: Fields, name: &str) -> Result<Cluster, ClusterError> {
             "gpus_per_domain",
             gpus_per_domain,
             &format!("a multiple or a divisor of gpus_per_node = {gpus_per_node}"),
+        ));
+    }
+    if gpus_per_host_link > gpus_per_node {
+        return Err(fields.invalid(
+            "gpus_per_host_link",
+            gpus_per_host_link,
+            &format!("at most gpus_per_node = {gpus_per_node}"),
         ));
     }
     if let Some(num_gpus) = num_gpus
@@ -173,6 +187,8 @@ fn cluster(mut fields: Fields, name: &str) -> Result<Cluster, ClusterError> {
         nic_gb_per_s,
         oversubscription,
         host_memory_gib,
+        host_memory_gb_per_s,
+        gpus_per_host_link,
         usd_per_gpu_hour,
         num_gpus,
         sources,

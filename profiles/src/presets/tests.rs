@@ -121,6 +121,10 @@ fn refusals_name_file_key_and_what_would_work() {
         &["multiple or a divisor"],
     );
     check_refused(
+        &format!("{SMALL}gpus_per_host_link = 16"),
+        &["gpus_per_host_link", "at most gpus_per_node = 8"],
+    );
+    check_refused(
         &format!("{SMALL}num_gpus = 12"),
         &["num_gpus", "whole nodes"],
     );

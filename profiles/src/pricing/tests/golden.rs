@@ -435,6 +435,28 @@ fn a_level_slows_what_leaves_it() {
     check_within("two switches", ratio(512), 1.5, 3.0);
 }
 
+/// Of eight GPUs behind four links each has half of one; of a pair on a Grace each half of its memory; and where both are
+/// enough, its link.
+#[test]
+fn golden_gpus_of_a_node_share_the_way_to_their_host() {
+    let seconds = |name: &str| {
+        let cluster = presets::cluster(name).expect("a preset");
+        let costs = Costs::for_cluster(&cluster, &[]);
+        [false, true].map(|leaves| costs.transfer(Bytes(1_000_000_000), leaves).time.0)
+    };
+    for (name, gb_per_s) in [
+        ("dgx-a100", 15.75),
+        ("dgx-h100", 63.0),
+        ("aws-p5", 51.2),
+        ("dgx-b300", 102.4),
+        ("gb200-nvl72", 192.0),
+    ] {
+        for found in seconds(name) {
+            assert!((found * gb_per_s - 1.0).abs() < 1e-9, "{name}: {found}");
+        }
+    }
+}
+
 /// 16 of the 132 multiprocessors of an H100 where NCCL reaches other nodes, 24 where it does not, and in a rack 32 of 152.
 #[test]
 fn golden_a_collective_holds_multiprocessors() {
