@@ -128,6 +128,9 @@ fn describe(description: &presets::Description) -> String {
     if cluster.gpus_per_host_link > 1 {
         line("GPUs a host link", cluster.gpus_per_host_link.to_string());
     }
+    if let Some(spread) = cluster.gpu_speed_spread {
+        line("spread of the speeds of GPUs", spread.to_string());
+    }
     if let Some(price) = cluster.usd_per_gpu_hour {
         line("price, USD a GPU-hour", price.to_string());
     }

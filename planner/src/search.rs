@@ -147,9 +147,17 @@ fn answered(asked: &Asked<'_>, (priced, mut search): (Vec<Priced>, SearchRecord)
     }
 }
 
-/// What prices are of what is asked: loads that are known, and products whose scale is of whole tensors.
-fn prices<'c>(costs: &'c Costs, options: &SearchOptions) -> Cow<'c, Costs> {
+/// What prices are of what is asked: the slowest GPU, loads that are known, and products whose scale is of whole tensors.
+fn prices<'c>(
+    costs: &'c Costs,
+    options: &SearchOptions,
+    (cluster, gpus): (&Cluster, u32),
+) -> Cow<'c, Costs> {
     let mut costs = Cow::Borrowed(costs);
+    let slowest = cluster.slowest_of(gpus);
+    if slowest > 1.0 {
+        costs = Cow::Owned(costs.into_owned().of_slowest(slowest));
+    }
     if options.routing.is_some() {
         costs = Cow::Owned(costs.into_owned().with_known_loads());
     }
@@ -173,7 +181,7 @@ fn plan_priced(
         watch,
         ..
     } = *asked;
-    let costs = &*prices(asked.costs, options);
+    let costs = &*prices(asked.costs, options, (cluster, gpus));
     let rules = Rules::of(model, options);
     let variants = offload::variants(asked);
     let mut questions = questions(&Asked { costs, ..*asked }, &rules, &variants)?;
@@ -359,7 +367,7 @@ fn bounds(asked: &Asked<'_>, own: &PlannedLayout) -> Option<[f64; 2]> {
     if options.objective == Objective::Memory {
         return None;
     }
-    let costs = &*prices(asked.costs, options);
+    let costs = &*prices(asked.costs, options, (asked.cluster, asked.gpus));
     let rules = Rules::of(asked.model, options);
     let variants = offload::variants(asked);
     let questions = questions(&Asked { costs, ..*asked }, &rules, &variants).ok()?;

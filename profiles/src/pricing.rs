@@ -59,6 +59,8 @@ pub struct Costs {
     loads_are_known: bool,
     /// Time of shipped narrow products over that of block-scaled ones.
     scaled_alike: f64,
+    /// Time of an op on the slowest GPU of a job over that on one.
+    slowest: f64,
     hopper: bool,
 }
 
@@ -116,6 +118,7 @@ impl Costs {
             turns,
             loads_are_known: false,
             scaled_alike: 1.0,
+            slowest: 1.0,
             hopper: cluster.gpu.arch == "sm_90",
         };
         match calibration {
@@ -179,7 +182,7 @@ impl Costs {
 
     /// The price of an op.
     pub fn op(&self, op: &Op) -> Cost {
-        self.op_alone(op).times(self.factors.compute)
+        self.op_alone(op).times(self.factors.compute * self.slowest)
     }
 
     /// The price of a collective; nothing for a group of one.
@@ -235,6 +238,12 @@ impl Costs {
             scaled_alike: if self.hopper { 1271.0 / 1507.0 } else { 1.0 },
             ..self
         }
+    }
+
+    /// The same for a job whose slowest GPU takes so many times as long for an op as one that was measured.
+    #[must_use]
+    pub fn of_slowest(self, slowest: f64) -> Self {
+        Self { slowest, ..self }
     }
 
     /// Ranks for each core, where profiles are of a CPU with too few: a rank whose peers wait then has a core

@@ -36,9 +36,9 @@ fn of_plan<T>(
 ) -> Result<T, PlanError> {
     let planned = &plan.planned;
     let options = plan.options();
-    let costs = &*prices(costs, &options);
-    let rules = Rules::of(&plan.model, &options);
     let (model, cluster, gpus) = (&plan.model, &plan.cluster, layout.gpus());
+    let costs = &*prices(costs, &options, (cluster, gpus));
+    let rules = Rules::of(model, &options);
     let asked = Asked::new(model, cluster, gpus, &options, costs, runtime);
     let question = question(&asked, &rules)?;
     let shapes = Shape::under(&question, layout, &question.sets);

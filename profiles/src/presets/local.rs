@@ -123,6 +123,7 @@ pub fn local_on(machine: Machine, ranks: u32) -> Cluster {
         host_memory_gib: memory_gib,
         host_memory_gb_per_s: None,
         gpus_per_host_link: 1,
+        gpu_speed_spread: None,
         usd_per_gpu_hour: None,
         num_gpus: Some(ranks),
         sources: vec![format!("{cores} cores, {memory_gib:.1} GiB")],

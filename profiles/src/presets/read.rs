@@ -128,13 +128,11 @@ fn cluster(mut fields: Fields, name: &str) -> Result<Cluster, ClusterError> {
         .number("host_memory_gib", 1.0, 65536.0, "GiB of one node")?
         .or(base.map(|base| base.host_memory_gib))
         .ok_or_else(|| fields.missing("host_memory_gib", "GiB of one node, such as 2048"))?;
-    let host_memory_gb_per_s = fields
-        .number("host_memory_gb_per_s", 1.0, 100_000.0, "GB/s of one node")?
-        .or(base.and_then(|base| base.host_memory_gb_per_s));
-    let gpus_per_host_link = fields
-        .count("gpus_per_host_link", "GPUs behind one link to the host")?
-        .or(base.map(|base| base.gpus_per_host_link))
-        .unwrap_or(1);
+    let (host_memory_gb_per_s, gpus_per_host_link) = way_to_host(&mut fields, base, gpus_per_node)?;
+    let spread = "a standard deviation over the mean, such as 0.01";
+    let gpu_speed_spread = fields
+        .number("gpu_speed_spread", 0.0, 0.3, spread)?
+        .or(base.and_then(|base| base.gpu_speed_spread));
     let usd_per_gpu_hour = fields
         .number("usd_per_gpu_hour", 0.01, 1000.0, "USD for one GPU-hour")?
         .or(gpu_price);
@@ -151,13 +149,6 @@ fn cluster(mut fields: Fields, name: &str) -> Result<Cluster, ClusterError> {
             "gpus_per_domain",
             gpus_per_domain,
             &format!("a multiple or a divisor of gpus_per_node = {gpus_per_node}"),
-        ));
-    }
-    if gpus_per_host_link > gpus_per_node {
-        return Err(fields.invalid(
-            "gpus_per_host_link",
-            gpus_per_host_link,
-            &format!("at most gpus_per_node = {gpus_per_node}"),
         ));
     }
     if let Some(num_gpus) = num_gpus
@@ -189,10 +180,34 @@ fn cluster(mut fields: Fields, name: &str) -> Result<Cluster, ClusterError> {
         host_memory_gib,
         host_memory_gb_per_s,
         gpus_per_host_link,
+        gpu_speed_spread,
         usd_per_gpu_hour,
         num_gpus,
         sources,
     })
+}
+
+/// What the GPUs of a node share on their way to its host: what its memory gives, and how many are behind one link.
+fn way_to_host(
+    fields: &mut Fields,
+    base: Option<&Cluster>,
+    gpus_per_node: u32,
+) -> Result<(Option<f64>, u32), ClusterError> {
+    let memory_gb_per_s = fields
+        .number("host_memory_gb_per_s", 1.0, 100_000.0, "GB/s of one node")?
+        .or(base.and_then(|base| base.host_memory_gb_per_s));
+    let gpus_per_link = fields
+        .count("gpus_per_host_link", "GPUs behind one link to the host")?
+        .or(base.map(|base| base.gpus_per_host_link))
+        .unwrap_or(1);
+    if gpus_per_link > gpus_per_node {
+        return Err(fields.invalid(
+            "gpus_per_host_link",
+            gpus_per_link,
+            &format!("at most gpus_per_node = {gpus_per_node}"),
+        ));
+    }
+    Ok((memory_gb_per_s, gpus_per_link))
 }
 
 /// `gpu = "name"`, or a `[gpu]` table that may start from a preset.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::Category;
-use moefold_profiles::{Dtype, Precision, TensorClass};
+use moefold_profiles::{Cluster, Dtype, Precision, TensorClass};
 
 use super::{cluster, run, small};
 use crate::choice::{CpComm, Graphs, Objective, Optimizer, Overlap, PrimaryWeights, Recompute, StackName, Zero};
@@ -57,6 +57,26 @@ fn law_what_hides_takes_multiprocessors() {
     });
     let share = beside / apart * 148.0 / 24.0;
     assert!(share > 0.5 && share < 1.0, "{beside} of {apart}: {share}");
+}
+
+/// A hundredth of spread makes the slowest of 32 GPUs take 2.1 % longer for its work, and nothing else.
+#[test]
+fn a_job_waits_for_its_slowest_gpu() {
+    let (model, even, options) = small();
+    let mut uneven = even.clone();
+    uneven.gpu_speed_spread = Some(0.01);
+    let time_s = |cluster: &Cluster| {
+        let mut found = run(&model, cluster, 32, &options);
+        found.plans.remove(0).predicted.time_s
+    };
+    let (even, uneven) = (time_s(&even), time_s(&uneven));
+    let of = |category: Category| uneven.get(category).0 / even.get(category).0 - 1.0;
+    assert!(
+        (of(Category::Experts) - 0.021).abs() < 0.001,
+        "{}",
+        of(Category::Experts)
+    );
+    assert!(of(Category::TpComm).abs() < 1e-9 || even.get(Category::TpComm).0 == 0.0);
 }
 
 #[test]

@@ -457,6 +457,23 @@ fn golden_gpus_of_a_node_share_the_way_to_their_host() {
     }
 }
 
+/// Means of the largest of so many normal numbers, by tables (Harter 1961): 1.42 of 8, 2.51 of 100 and 3.24 of 1000.
+#[test]
+fn golden_a_job_waits_for_the_slowest_of_its_gpus() {
+    let mut cluster = presets::cluster("dgx-h100").expect("a preset");
+    assert_eq!(cluster.slowest_of(1024), 1.0);
+    cluster.gpu_speed_spread = Some(0.01);
+    assert_eq!(cluster.slowest_of(1), 1.0);
+    for (gpus, largest) in [(8, 1.42), (100, 2.51), (1000, 3.24)] {
+        let found = 100.0 * (cluster.slowest_of(gpus) - 1.0);
+        assert!((found - largest).abs() < 0.11, "{gpus}: {found}");
+    }
+    let op = gemm([4096; 3], Pass::Forward, Dtype::Bf16);
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let slowest = costs.clone().of_slowest(1.03).op(&op).time.0;
+    assert!((slowest / costs.op(&op).time.0 - 1.03).abs() < 1e-12);
+}
+
 /// 16 of the 132 multiprocessors of an H100 where NCCL reaches other nodes, 24 where it does not, and in a rack 32 of 152.
 #[test]
 fn golden_a_collective_holds_multiprocessors() {
