@@ -86,8 +86,6 @@ struct Inner {
     waited_ns: Cell<u64>,
     /// What of them was for messages of other pipeline ranks.
     bubble_ns: Cell<u64>,
-    /// Waits that belong to the next collective, and where there is none in the step, to the last.
-    carried: Cell<Option<Carry>>,
     host_reads: RefCell<BTreeMap<&'static str, f64>>,
     /// Transfers to and from the host so far.
     transfers: Cell<u64>,
@@ -102,14 +100,6 @@ struct Inner {
 struct Sum {
     calls: u64,
     own_ns: u64,
-}
-
-/// A rank's wait for the others where no key tells of it.
-#[derive(Clone, Copy, Debug)]
-struct Carry {
-    waited_ns: u64,
-    /// When it last met them there, by its own clock.
-    met_ns: u64,
 }
 
 /// A rank's wait for the others at a collective.
@@ -149,7 +139,6 @@ impl Recorder {
             meetings: RefCell::default(),
             waited_ns: Cell::default(),
             bubble_ns: Cell::default(),
-            carried: Cell::default(),
             host_reads: RefCell::default(),
             transfers: Cell::default(),
             queued: None,
@@ -371,7 +360,6 @@ impl Recorder {
             inner.meetings.borrow_mut().clear();
             inner.waited_ns.set(0);
             inner.bubble_ns.set(0);
-            inner.carried.set(None);
             inner.host_reads.borrow_mut().clear();
             inner.step_start_ns.set(inner.clock.wall_ns());
             inner.own_start_ns.set(inner.clock.own_ns());
@@ -524,20 +512,13 @@ impl Inner {
             self.met_ns.set(self.met_ns.get() + self.own_of(waited_ns));
             return;
         }
-        let carried_ns = self.carried.take().map_or(0, |carry| carry.waited_ns) + waited_ns;
         let Some(awaited) = noted.awaited.first() else {
-            // Ranks also meet where no key tells of it, as for the counts before tokens are exchanged and for the
-            // sums at the end of a step.
-            self.carried.set(Some(Carry {
-                waited_ns: carried_ns,
-                met_ns: now,
-            }));
             return;
         };
         self.meetings.borrow_mut().push(Meeting {
             key: Key::Collective(awaited.collective),
-            waited_ns: carried_ns,
-            apart_ns: self.apart_ns(now, carried_ns),
+            waited_ns,
+            apart_ns: (now - self.met_ns.get()).saturating_sub(self.own_of(waited_ns)),
         });
         self.met_ns.set(now);
     }
@@ -547,23 +528,8 @@ impl Inner {
         if self.clock.is_shared() { 0 } else { waited_ns }
     }
 
-    /// Time since the rank last met others, without what it waited.
-    fn apart_ns(&self, now: u64, waited_ns: u64) -> u64 {
-        (now - self.met_ns.get()).saturating_sub(self.own_of(waited_ns))
-    }
-
-    /// Gives what no collective came after to the last one.
-    fn settle(&self) {
-        let mut meetings = self.meetings.borrow_mut();
-        if let (Some(carry), Some(last)) = (self.carried.take(), meetings.last_mut()) {
-            last.waited_ns += carry.waited_ns;
-            last.apart_ns += self.apart_ns(carry.met_ns, carry.waited_ns);
-        }
-    }
-
     /// Tells where a step's time went.
     fn sum_up(&self, result: &mut StepTime) {
-        self.settle();
         let counted = |ns: u64| self.clock.counted(ns);
         for (&(lane, category, name), sum) in self.sums.borrow().iter() {
             let time = counted(sum.own_ns);

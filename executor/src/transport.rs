@@ -292,6 +292,13 @@ impl CollectiveLog {
         }
     }
 
+    /// One that the host has waited for from its start to its end.
+    fn ended(&self, started: Started) {
+        let mut noted = self.0.borrow_mut();
+        noted.started.push(started.clone());
+        noted.awaited.push(started);
+    }
+
     /// Takes all of it.
     pub(crate) fn take(&self) -> Noted {
         let mut noted = self.0.borrow_mut();

@@ -297,6 +297,12 @@ impl Stack {
         matches!(self, Self::Moefold(_))
     }
 
+    /// Whether it sums what a step says of itself over all ranks: [`crate::lower::ends::sums`]. What Megatron-Core does so is
+    /// part of its host's time.
+    pub fn sums_up(&self) -> bool {
+        matches!(self, Self::Moefold(_))
+    }
+
     /// Whether it passes over gradients beside its optimizer: [`crate::lower::ends::passes_over_gradients`].
     pub fn sweeps_gradients(&self) -> bool {
         matches!(self, Self::Megatron(_))

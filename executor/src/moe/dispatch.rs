@@ -112,7 +112,7 @@ impl Dispatch {
         }
         let mut exchanged = Vec::new();
         let mut all: Vec<Rc<[u64]>> = match &load {
-            Load::Known(load) => cx.comm(Category::EpComm, "exchange_counts", || {
+            Load::Known(load) => cx.comm(Category::EpComm, "all_gather", || {
                 cx.tp_ep.exchange_counts(load)
             })?,
             // All are padded to the same.

@@ -6,7 +6,8 @@
 use std::rc::Rc;
 
 use moefold_kernels::{Tensor, elementwise};
-use moefold_profiles::Collective;
+use moefold_profiles::units::Bytes;
+use moefold_profiles::{Collective, CollectiveKind};
 
 use super::{CollectiveLog, Exchange, Pending, Reduce, Transport, TransportError};
 
@@ -237,7 +238,12 @@ impl Communicator {
     pub fn exchange_counts(&self, counts: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError> {
         match &self.transport {
             None => Ok(vec![counts.into()]),
-            Some(transport) => transport.gather_words(counts),
+            Some(transport) => {
+                let words = counts.len() * self.size();
+                self.noted(CollectiveKind::AllGather, words, || {
+                    transport.gather_words(counts)
+                })
+            }
         }
     }
 
@@ -245,13 +251,44 @@ impl Communicator {
     pub fn all_reduce_f64(&self, values: &mut [f64]) -> Result<(), TransportError> {
         match &self.transport {
             None => Ok(()),
-            Some(transport) => transport.sum_numbers(values),
+            Some(transport) => {
+                let words = values.len();
+                self.noted(CollectiveKind::AllReduce, words, || {
+                    transport.sum_numbers(values)
+                })
+            }
         }
+    }
+
+    /// Notes an exchange of so many words of 8 bytes between hosts, which ends when `exchange` does.
+    fn noted<T>(
+        &self,
+        kind: CollectiveKind,
+        words: usize,
+        exchange: impl FnOnce() -> Result<T, TransportError>,
+    ) -> Result<T, TransportError> {
+        let started = self.log.as_ref().map(|log| {
+            let key = Collective {
+                kind,
+                bytes: Bytes(8 * words as u64),
+                ranks: self.ranks.len() as u32,
+                ranks_per_domain: self.ranks_per_domain,
+            };
+            (log, log.start(&self.name, key))
+        });
+        let result = exchange()?;
+        if let Some((log, started)) = started {
+            log.ended(started);
+        }
+        Ok(result)
     }
 
     /// Waits until every member has come.
     pub fn barrier(&self) -> Result<(), TransportError> {
-        self.exchange_counts(&[]).map(drop)
+        let Some(transport) = &self.transport else {
+            return Ok(());
+        };
+        transport.gather_words(&[]).map(drop)
     }
 
     /// The key of a collective in the cost tables.

@@ -711,6 +711,9 @@ fn collectives_are_noted_by_group_and_key() {
             let gathered = zeros(&device, &[4]);
             group.all_gather(&t, &gathered)?;
             assert_eq!(gathered.to_f32(), [2.0, 4.0, 2.0, 4.0]);
+            // What hosts exchange has keys, too.
+            group.exchange_counts(&[1, 2, 3])?;
+            group.all_reduce_f64(&mut [1.0, 2.0, 3.0])?;
             let Noted {
                 started, awaited, ..
             } = log.take();
@@ -731,6 +734,11 @@ fn collectives_are_noted_by_group_and_key() {
         })
         .expect("finishes");
     let call = |number, stem, bytes| (number, "tp".to_owned(), stem, bytes, 2);
-    let expected = vec![call(0, "all_reduce", 8), call(1, "all_gather", 16)];
+    let expected = vec![
+        call(0, "all_reduce", 8),
+        call(1, "all_gather", 16),
+        call(2, "all_gather", 48),
+        call(3, "all_reduce", 24),
+    ];
     assert_eq!(noted, vec![expected.clone(), expected]);
 }

@@ -11,7 +11,7 @@ use moefold_profiles::{Collective, CollectiveKind, Dtype, Op, Pass};
 use super::{Writer, over};
 use crate::choice::{HostShare, Masters};
 use crate::mesh::Placement;
-use crate::model::Layer;
+use crate::model::{Layer, Model};
 use crate::runtime::{Lowered, Part, Setting};
 use crate::shard::{self, Shard};
 use crate::tensors::{self, Dealt, Owned};
@@ -106,6 +106,8 @@ pub struct StepWork {
     pub gather: Vec<Collective>,
     /// Reductions that nothing hides: gradients of replicated parameters, of a tied embedding.
     pub exposed: Vec<Collective>,
+    /// Sums over all ranks of what a step says of itself.
+    pub sums: Vec<Collective>,
     /// Gradient norm and update.
     pub optimizer: Vec<Op>,
     /// What of the update runs tensor by tensor, each op with how often.
@@ -166,6 +168,20 @@ pub fn cleared(held: &Held, shards: [u64; 2]) -> Vec<Op> {
             dtype: Dtype::F32,
         })
         .collect()
+}
+
+/// What this project's executor sums over all ranks once a step, where there are several: before the update losses and
+/// the square of the norm, as a CPU's f64 or a GPU's f32; after it how many tokens each expert got, and each layer dropped.
+pub fn sums(model: &Model, on_cpu: bool, world: Placement) -> Vec<Collective> {
+    if world.ranks < 2 {
+        return Vec::new();
+    }
+    let numbers = 4 + model.mtp.len() as u64;
+    let said = if on_cpu { 8 * numbers } else { 4 * numbers };
+    let layers = || model.layers.iter().chain(&model.mtp).filter_map(Layer::moe);
+    let counts: u64 = layers().map(|moe| moe.experts + 1).sum();
+    let sum = |bytes| over(world, CollectiveKind::AllReduce, Bytes(bytes));
+    vec![sum(said), sum(8 * counts)]
 }
 
 /// Adding the reduced gradients of a unit of so many elements to those of one of so many shards, and setting the

@@ -106,6 +106,16 @@ impl Mesh {
         }
     }
 
+    /// Where the group of all ranks sits.
+    pub fn everyone(&self, cluster: &Cluster) -> Placement {
+        let ranks = self.gpus();
+        Placement {
+            ranks,
+            ranks_per_domain: domain_in_job(cluster, ranks).min(ranks),
+            ranks_per_node: cluster.gpus_per_node.min(ranks),
+        }
+    }
+
     /// The most ranks of a group that share an aligned block of `block` rank numbers, for the group
     /// where that is least.
     ///

@@ -315,7 +315,7 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
     } else {
         1.0
     };
-    let once = work.exposed.iter().chain(&work.across);
+    let once = work.exposed.iter().chain(&work.across).chain(&work.sums);
     let once = std::iter::repeat(1.0).zip(once);
     let reduced = std::iter::repeat(reductions).zip(&work.reduce);
     for (calls, collective) in gathers

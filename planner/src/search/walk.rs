@@ -666,6 +666,9 @@ impl Walker<'_> {
         {
             self.collective(group, collective, Category::DpComm, at);
         }
+        for &sum in &work.sums {
+            self.collective("world", sum, Category::DpComm, at);
+        }
         for &op in &work.optimizer {
             let category = Category::Optimizer;
             self.events.push(Event::Op {

@@ -10,7 +10,7 @@ use crate::bucket::{self, Division};
 use crate::choice::PrimaryWeights;
 use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups};
-use crate::mesh::{self, GroupKind, Placement, placement};
+use crate::mesh::{self, GroupKind, Mesh, Placement, placement};
 use crate::model::{Layer, Mixer};
 use crate::runtime::StageMemory;
 use crate::search::recompute::Sets;
@@ -431,6 +431,11 @@ fn rank_end(
             work.exposed.clear();
         }
     }
+    if question.stack.sums_up() {
+        let (model, cluster) = (question.model, question.cluster);
+        let world = Mesh::of(layout).everyone(cluster);
+        work.sums = ends::sums(model, cluster.gpu.is_cpu(), world);
+    }
     // Collectives of layers that are alike are alike.
     let seconds = |list: &[Collective]| -> Vec<f64> {
         let mut last: Option<(&Collective, f64)> = None;
@@ -462,6 +467,7 @@ fn rank_end(
     let at_once_s: f64 = at_once.map(|op| question.costs.op(op).time.0).sum();
     let lists = [&work.reduce, &work.across, &work.gather];
     let [reduce_s, across_s, gather_s] = lists.map(|list| seconds(list));
+    let shown = [&work.exposed, &work.sums].map(|list| seconds(list).iter().sum::<f64>());
     // Gathers are of the same ranks as reductions.
     let reduced = (work.reduce.iter().zip(&reduce_s)).chain(work.across.iter().zip(&across_s));
     let (mut taken_s, mut all_s) = (0.0, 0.0);
@@ -475,7 +481,7 @@ fn rank_end(
         reduce_s,
         across_s,
         gather_s,
-        exposed_s: seconds(&work.exposed).iter().sum(),
+        exposed_s: shown.iter().sum(),
         update_s: at_once_s + by_tensor_s + question.stack.host_excess(launched_s, by_tensor_s),
         waiting_s: 0.0,
         work,

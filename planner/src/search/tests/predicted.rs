@@ -7,7 +7,9 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::{Cluster, Dtype, Precision, TensorClass};
 
 use super::{cluster, run, small};
-use crate::choice::{CpComm, Graphs, Objective, Optimizer, Overlap, PrimaryWeights, Recompute, StackName, Zero};
+use crate::choice::{
+    CpComm, Graphs, Objective, Optimizer, Overlap, PrimaryWeights, Recompute, StackName, Zero,
+};
 use crate::layout::Batch;
 use crate::model::presets;
 use crate::options::SearchOptions;
