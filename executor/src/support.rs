@@ -141,6 +141,16 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
             ),
         ),
         (
+            plan.zero == Some(Zero::Gradients),
+            "gradients divided without weights are not implemented, found zero \"2\", use \"1\" or \"fsdp\""
+                .to_owned(),
+        ),
+        (
+            plan.recompute.block().is_some(),
+            "recomputing the first layers of each stage is not implemented, found recompute {\"block\": ..}, use layers by number"
+                .to_owned(),
+        ),
+        (
             plan.layout.cp > 1 && plan.cp_comm() == CpComm::Hierarchical,
             "context parallelism in levels is not implemented, found cp_comm_type \"a2a+p2p\", use \"a2a\" or \"p2p\""
                 .to_owned(),
@@ -331,6 +341,21 @@ mod tests {
         let model = testing::plan().model;
         let refused = check(&plan, &model, &DeviceSpec::CPU).expect_err("no such thing");
         assert!(refused.to_string().contains("optimizer \"muon\""));
+    }
+
+    #[test]
+    fn what_only_megatron_divides_and_recomputes_is_refused_by_name() {
+        let model = testing::plan().model;
+        let refused = |plan: &PlannedLayout| {
+            let refused = check(plan, &model, &DeviceSpec::CPU).expect_err("no such thing");
+            refused.to_string()
+        };
+        let mut divided = plan();
+        divided.zero = Some(Zero::Gradients);
+        assert!(refused(&divided).contains("zero \"2\""));
+        let mut block = plan();
+        block.recompute = "block-2".parse().expect("two layers");
+        assert!(refused(&block).contains("{\"block\": ..}"));
     }
 
     #[test]

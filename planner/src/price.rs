@@ -299,13 +299,12 @@ pub fn price(
     breakdown
 }
 
-/// Seconds of a piece of work that are bound by multiprocessors: products and attention.
+/// Seconds of a piece of work that are bound by multiprocessors.
 fn bound_by_sms(work: &Work, cost: Cost) -> f64 {
-    let is_bound = matches!(
-        work.task,
-        Task::Op(Op::Gemm { .. } | Op::GroupedGemm { .. } | Op::Attention { .. })
-    );
-    if is_bound { cost.time.0 } else { 0.0 }
+    match work.task {
+        Task::Op(op) if op.is_bound_by_sms() => cost.time.0,
+        _ => 0.0,
+    }
 }
 
 /// Seconds that collectives beside compute make a pass longer: those that show of `all_s`, and of the others what compute

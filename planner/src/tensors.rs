@@ -160,7 +160,9 @@ impl Tensors {
             (&mut self.dense, held.dense()),
             (&mut self.experts, held.experts),
         ] {
-            let rest = held.saturating_sub(elements(&*own));
+            let named = elements(&*own);
+            debug_assert!(named <= held, "matrices of {named} of {held} parameters");
+            let rest = held.saturating_sub(named);
             if rest > 0 {
                 *own.entry(Tensor::plain(rest)).or_default() += 1;
             }
@@ -381,6 +383,18 @@ mod tests {
             let model = presets::load(name).expect("a preset");
             for (tp, ep) in [(1, 1), (2, 2)] {
                 let local = &local(tp, ep);
+                let table = shard::embedding(&model, local);
+                let mut head = shard::head(&model, local);
+                for depth in shard::mtp(&model, local) {
+                    head += depth;
+                }
+                for (held, tensors) in [
+                    (table, Tensors::embedding(table)),
+                    (head, Tensors::head(&model, local, head)),
+                ] {
+                    assert_eq!(elements(&tensors.dense), held.dense(), "{name} {tp}");
+                    assert_eq!(elements(&tensors.experts), held.experts, "{name} {ep}");
+                }
                 for layer in &model.layers {
                     let held = shard::layer(&model, layer, local);
                     let tensors = Tensors::layer(&model, layer, local);

@@ -238,6 +238,8 @@ struct Player<'a> {
     replicas: f64,
     tokens: f64,
     host: f64,
+    /// When collectives over replicas run, with the share of multiprocessors that each takes.
+    beside: Vec<([f64; 2], f64)>,
     /// When the stream of copies is free, and when transfers end that were started.
     copies: f64,
     copied: BTreeMap<u64, f64>,
@@ -266,6 +268,7 @@ impl<'a> Player<'a> {
             replicas: 0.0,
             tokens: 0.0,
             host: 0.0,
+            beside: Vec::new(),
             ends: BTreeMap::new(),
             calls: BTreeMap::new(),
             host_waits: 0,
@@ -273,6 +276,18 @@ impl<'a> Player<'a> {
             spans: Vec::new(),
             samples: Vec::new(),
         }
+    }
+
+    /// What an op loses in its time to collectives beside it: of what is bound by multiprocessors, the share that they take.
+    fn slower(&mut self, op: &Op, [start, end]: [f64; 2]) -> f64 {
+        self.beside.retain(|([_, until], _)| *until > start);
+        if !op.is_bound_by_sms() {
+            return 0.0;
+        }
+        let lost = |([from, until], taken): &([f64; 2], f64)| {
+            (until.min(end) - from.max(start)).max(0.0) * taken
+        };
+        self.beside.iter().map(lost).sum()
     }
 
     fn account(&mut self, event: &Event) {
@@ -301,7 +316,8 @@ impl<'a> Player<'a> {
                 self.ops += 1;
                 self.host += launch;
                 let start = self.compute.max(self.host);
-                self.compute = start + self.costs.op(op).time.0;
+                let alone = self.costs.op(op).time.0;
+                self.compute = start + alone + self.slower(op, [start, start + alone]);
                 let span = (Lane::Compute, op.stem(), *category, *at);
                 self.span(span, Some(Key::Op(*op)), [start, self.compute]);
                 self.sample();
@@ -330,6 +346,10 @@ impl<'a> Player<'a> {
                 let end = start + price.0;
                 if !message {
                     *lane = end;
+                }
+                if GroupKind::over_replicas(group) {
+                    let taken = self.costs.taken(collective);
+                    self.beside.push(([start, end], taken));
                 }
                 self.ends.insert(*number, end);
                 let span = (Lane::Communication, collective.kind.stem(), *category, *at);

@@ -453,6 +453,14 @@ impl Op {
         }
     }
 
+    /// Whether multiprocessors bound it, and not memory: products and attention.
+    pub fn is_bound_by_sms(&self) -> bool {
+        matches!(
+            self,
+            Self::Gemm { .. } | Self::GroupedGemm { .. } | Self::Attention { .. }
+        )
+    }
+
     /// The name the op has in file names, tables and traces.
     pub fn stem(&self) -> &'static str {
         self.kind().name()

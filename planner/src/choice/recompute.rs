@@ -180,7 +180,10 @@ enum Form {
 }
 
 #[derive(Clone, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected `recompute` as \"none\", \"full\", a list of modules, a list of `layers` with their `recompute`, or {\"block\": N} with N from 1 on"
+)]
 enum PlanRecord {
     Alike(Recompute),
     Layers(Vec<LayersRecord>),

@@ -260,12 +260,22 @@ pub enum Illegal {
     StackRecompute { stack: StackName },
     /// Recomputation by stage in a stack that does it by layer.
     #[error(
-        "the {} stack takes layers by their numbers, and `recompute` block-{layers} counts those of each stage; nearest: `recompute` 0-{}=full", stack.name(), layers - 1
+        "the {} stack takes layers by their numbers, and `recompute` block-{layers} counts those of each stage; nearest: numbers, as in `recompute` 0,4=full, or `stack` megatron", stack.name()
     )]
     StackBlock { stack: StackName, layers: u32 },
     /// Recomputation of layers that the model has not.
     #[error("`recompute` names layer {}, and the model has layers 0 to {}", named - 1, layers - 1)]
     RecomputeLayers { named: u64, layers: u64 },
+    /// Recomputation of more layers of a stage than the model has.
+    #[error(
+        "`recompute` block-{named} is of {named} layers of each stage, and the model has {layers}; nearest: `recompute` full"
+    )]
+    RecomputeBlock { named: u64, layers: u64 },
+    /// Gradients that rest divided and are not reduced beside compute.
+    #[error(
+        "`zero` 2 needs grad-reduce in `overlap` (Megatron-LM turns it on); nearest: `overlap` grad-reduce, or `zero` 1"
+    )]
+    DividedAtOnce,
     /// Offloading of the input of attention's projection without that of the core.
     #[error(
         "attn_proj in `offload` needs core_attn beside it (Megatron-Core); nearest: `offload` core_attn,attn_proj"
@@ -518,7 +528,8 @@ impl Illegal {
             Self::AbsentModules { .. } => "recompute_absent",
             Self::StackRecompute { .. } => "stack_recompute",
             Self::StackBlock { .. } => "stack_block",
-            Self::RecomputeLayers { .. } => "recompute_layers",
+            Self::RecomputeLayers { .. } | Self::RecomputeBlock { .. } => "recompute_layers",
+            Self::DividedAtOnce => "zero_2_at_once",
             Self::OffloadAlone => "offload_alone",
             Self::AbsentOffload { .. } => "offload_absent",
             Self::RecomputedOffload { .. } => "offload_recomputed",

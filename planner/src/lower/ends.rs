@@ -171,7 +171,8 @@ pub fn cleared(held: &Held, shards: [u64; 2]) -> Vec<Op> {
 }
 
 /// What this project's executor sums over all ranks once a step, where there are several: before the update losses and
-/// the square of the norm, as a CPU's f64 or a GPU's f32; after it how many tokens each expert got, and each layer dropped.
+/// the square of the norm, as a CPU's f64 or a GPU's f32; after it how many tokens each expert got, and each layer dropped. Counts that
+/// padded microbatches leave on the device, and tokens under a mask, are summed besides; these have no price.
 pub fn sums(model: &Model, on_cpu: bool, world: Placement) -> Vec<Collective> {
     if world.ranks < 2 {
         return Vec::new();

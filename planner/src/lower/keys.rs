@@ -11,12 +11,11 @@ use crate::bucket::Division;
 use crate::choice::{Capacity, CpComm, Dispatcher, HostShare, Masters, Optimizer};
 use crate::layout::{Batch, Layout};
 use crate::local::Local;
-use crate::mesh::{GroupKind, placement};
+use crate::mesh::{GroupKind, Mesh, placement};
 use crate::model::{Layer, Model};
 use crate::runtime::{LayerGroups, Lowered, Setting, Task};
 use crate::runtime::{Piece, Runtime};
 use crate::shard::{self, Shard};
-use crate::tensors::Tensors;
 
 /// The job whose keys are wanted.
 #[derive(Debug, Clone, Copy)]
@@ -113,47 +112,26 @@ fn step_keys(found: &mut Vec<Key>, job: &Job<'_>, layout: &Layout, local: &Local
     };
     let weights = job.precision.activation();
     let dtypes = [Dtype::F32, weights, job.optimizer.moments()];
-    let last = ranks.len() - 1;
-    for (rank, units) in ranks.into_iter().enumerate() {
-        let dealt = job.optimizer.deals_tensors().then(|| {
-            let mut tensors = Tensors::default();
-            for layer in job
-                .model
-                .layers
-                .chunks(each)
-                .nth(rank)
-                .into_iter()
-                .flatten()
-            {
-                tensors.add(&Tensors::layer(job.model, layer, local), 1);
-            }
-            if rank == 0 {
-                tensors.add(&Tensors::embedding(table), 1);
-            }
-            if rank == last {
-                tensors.add(&Tensors::head(job.model, local, head), 1);
-            }
-            tensors.dealt([groups.dp_cp, groups.edp].map(|group| group.ranks.into()))
-        });
+    for units in ranks {
         let buckets =
             [Shard::dense, |shard: &Shard| shard.experts].map(|own: fn(&Shard) -> u64| {
                 let elements: Vec<u64> = units.iter().map(own).collect();
                 job.division.buckets(&elements)
             });
-        let mut held = Held::of(units, buckets.each_ref().map(Vec::as_slice), true);
-        held.dealt = dealt;
+        let held = Held::of(units, buckets.each_ref().map(Vec::as_slice), true);
         let states = (job.masters, job.optimizer_offload);
         let work = ends::step(&held, &groups, dtypes, states, None, 0);
         let collectives = work.reduce.iter().chain(&work.gather).chain(&work.exposed);
         found.extend(collectives.copied().map(Key::Collective));
-        let by_tensor = work.by_tensor.into_iter().map(|(op, _)| op);
         let ops = work
             .optimizer
             .into_iter()
-            .chain(by_tensor)
             .chain(ends::cleared(&held, [1; 2]));
         found.extend(ops.map(Key::Op));
     }
+    let world = Mesh::of(layout).everyone(job.cluster);
+    let sums = ends::sums(job.model, job.cluster.gpu.is_cpu(), world);
+    found.extend(sums.into_iter().map(Key::Collective));
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ fn refusals_name_the_file_the_line_and_what_would_work() {
         ("2500", "-1", ["`step_ms`", "above 0"]),
         ("2500", "", ["`step_ms`", "mem_gib"]),
         ("1f1b", "gpipe", ["`schedule`", "zb-h1"]),
-        ("fsdp", "3", ["`zero`", "1, fsdp"]),
+        ("fsdp", "3", ["`zero`", "1, 2, fsdp"]),
         ("fsdp,2", "fsdp,0", ["`instances`", "above 0"]),
         ("remainder", "bf16", ["`masters`", "fp32, remainder"]),
         ("2500,", "2500", ["19 cells", "20"]),

@@ -443,7 +443,10 @@ fn check_recompute(plan: &RecomputePlan, model: &Model, stack: &Stack, broken: &
     let named = u64::from(plan.named_layers());
     let layers = model.layers.len() as u64;
     if named > layers {
-        broken.push(Illegal::RecomputeLayers { named, layers });
+        broken.push(match plan.block() {
+            None => Illegal::RecomputeLayers { named, layers },
+            Some(_) => Illegal::RecomputeBlock { named, layers },
+        });
     }
     let modules = |set: &Recompute| match set {
         Recompute::Modules(modules) => modules.clone(),
@@ -506,6 +509,10 @@ fn check_states(options: &SearchOptions, broken: &mut Vec<Illegal>) {
     }
     if options.zero == Zero::Gradients && options.stack == StackName::Moefold {
         broken.push(Illegal::StackZero);
+    } else if options.zero == Zero::Gradients
+        && options.overlap.is_some_and(|overlap| !overlap.grad_reduce)
+    {
+        broken.push(Illegal::DividedAtOnce);
     }
     if options.grad_dtype != Dtype::F32 && options.stack == StackName::Moefold {
         broken.push(Illegal::StackGradients);
@@ -537,8 +544,8 @@ fn check_muon(options: &SearchOptions, broken: &mut Vec<Illegal>) {
     }
     for (refused, with, nearest) in [
         (
-            options.zero == Zero::Fsdp,
-            "`zero` fsdp, which cuts matrices",
+            options.zero != Zero::States,
+            "`zero` 2 or fsdp, which cut matrices",
             "`zero` 1",
         ),
         (

@@ -17,6 +17,8 @@ type Search =
 
 /// How often a layer is moved at most.
 const MOVES: usize = 8;
+/// How many splits two moves away are tried at most.
+const PAIRS: usize = 256;
 
 /// What was found, the first of it with what its degrees come to under all virtual stages and microbatches, and with its
 /// layers in other stages, where these are better. Counts are those of the search; where that was stopped, nothing is
@@ -75,7 +77,7 @@ fn degrees(asked: &Asked<'_>, plan: &Search, plans: &mut Vec<Priced>, search: &m
     plans.insert(0, found);
 }
 
-/// Moves layers of a plan between stages, one at a time, as long as its step gets shorter. Splits are balanced by what
+/// Moves layers of a plan between stages, one at a time or where that does not help two, as long as its step gets shorter. Splits are balanced by what
 /// ranks are sure to take ([`crate::partition`]); what messages and the ends of a step add is known when they are
 /// simulated.
 fn stages(asked: &Asked<'_>, plan: &Search, best: &mut Priced, search: &mut SearchRecord) {
@@ -93,7 +95,19 @@ fn stages(asked: &Asked<'_>, plan: &Search, best: &mut Priced, search: &mut Sear
         if moved.is_empty() {
             break;
         }
-        match priced(asked, plan, step_s(best), pins, &moved) {
+        let found = priced(asked, plan, step_s(best), pins, &moved);
+        // Where no move makes it shorter two may, as where fewer layers compute again then.
+        let found = found.or_else(|| {
+            let pairs = moved.iter().flat_map(|split| partition::moves(split));
+            let mut pairs: Vec<_> = pairs.take(PAIRS + 1).collect();
+            if pairs.len() > PAIRS {
+                return None;
+            }
+            pairs.sort_unstable();
+            pairs.dedup();
+            priced(asked, plan, step_s(best), pins, &pairs)
+        });
+        match found {
             Some((found, _)) => *best = found,
             None => break,
         }

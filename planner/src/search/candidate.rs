@@ -354,18 +354,14 @@ impl StageSplit {
             // A stage's gradients are whole in its last backward, under which they are reduced, and where that is
             // divided only after it; weights are gathered from the start, under what precedes their first use.
             let first_forward: f64 = own.clone().map(|stage| forward_s[stage]).sum();
-            let (reduce_s, gather_s): (f64, f64) =
-                (end.reduce_s.iter().sum(), end.gather_s.iter().sum());
-            let across_s: f64 = end.across_s.iter().sum();
+            let lists = [&end.reduce_s, &end.across_s, &end.gather_s];
+            let [reduce_s, across_s, gather_s] = lists.map(|list| list.iter().sum::<f64>());
             let reduce_s = reduce_s + across_s;
             let by_bucket = question.bucket_elements(layout).is_some();
             let overlap = stack.hides(question.overlap);
             let by_unit = by_bucket || question.shards_gradients();
-            let passes_s = if by_unit {
-                self.passes_by_unit(case, rank)
-            } else {
-                Vec::new()
-            };
+            let passes_s = by_unit.then(|| self.passes_by_unit(case, rank));
+            let passes_s = passes_s.unwrap_or_default();
             if question.shards_gradients() {
                 self.waits = self.waits(case, rank, &passes_s);
                 add_waits(&mut self.times, rank, &self.waits);
@@ -412,7 +408,10 @@ impl StageSplit {
             // Ranks that meet nowhere before meet at the end.
             let apart: f64 = own.map(|stage| self.apart_s(shape, stage)).sum();
             let reduced = end.work.reduce.iter().chain(&end.work.across);
-            let share = reduced.chain(&end.work.exposed).next();
+            let share = reduced
+                .chain(&end.work.exposed)
+                .chain(&end.work.sums)
+                .next();
             let share = share.map_or(0.0, |collective| question.costs.waiting(collective));
             let waiting_s = share * apart * f64::from(layout.microbatches());
             let optimizer_s = end.exposed_s + end.update_s + end.streamed_s + waiting_s;
@@ -613,7 +612,7 @@ fn add_waits(times: &mut StageTimes, rank: usize, waits: &Waits) {
     times.forward[rank] += span(waits.forward);
     times.first_forward[rank] += span(waits.first_forward);
     times.backward[rank] += span(waits.backward);
-    times.last_backward[rank] += span(waits.backward);
+    times.last_backward[rank] += span(waits.last_backward);
 }
 
 /// A message between neighbouring stages: the residual stream of a rank's tokens.

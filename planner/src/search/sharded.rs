@@ -29,10 +29,12 @@ pub(super) struct Part {
 /// What passes wait for, in seconds.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Waits {
-    /// The forward pass of the first microbatch, that of any other, and a backward pass.
+    /// The forward pass of the first microbatch, that of any other, a backward pass, and one in a step of which no other
+    /// goes before it, which nobody else's reductions hold up: a step has one such, counted as its last.
     pub(super) first_forward: f64,
     pub(super) forward: f64,
     pub(super) backward: f64,
+    pub(super) last_backward: f64,
     /// What is left to reduce after the last backward pass.
     pub(super) reduce: f64,
     /// How often each gather runs: in the first microbatch, and in every other.
@@ -100,6 +102,7 @@ impl Waits {
             first_forward: waited(0, FORWARD).max(forward),
             forward,
             backward: waited(usual, BACKWARD),
+            last_backward: waited(0, BACKWARD),
             reduce: player.now - after,
             gathers,
             swept: parts
@@ -251,6 +254,26 @@ mod tests {
         let slow = [[5.0, 1.0]; 4];
         let waits = Waits::played(&whole, (&slow, [0.0; 2]), beside, false, 2);
         assert_eq!((waits.backward, waits.reduce), (0.0, 9.0));
+        // A step is as long as what bounds it: in each microbatch its reductions, from the first gradients on, as nothing goes
+        // backward before they are done. More compute does not shorten it.
+        let step = |backward: f64, microbatches: u32| {
+            let passes_s = [[0.5, backward]; 4];
+            let waits = Waits::played(&whole, (&passes_s, [0.0; 2]), beside, false, microbatches);
+            let others = f64::from(microbatches - 1);
+            let passed = waits.first_forward + others * waits.forward + others * waits.backward;
+            let alone = f64::from(microbatches) * 4.0 * (0.5 + backward);
+            alone + passed + waits.last_backward + waits.reduce
+        };
+        for microbatches in [1, 2, 5] {
+            for backward in [0.25, 0.5, 1.0] {
+                let expected = 4.0 * 0.5 + f64::from(microbatches) * (backward + 12.0);
+                let found = step(backward, microbatches);
+                assert!(
+                    (found - expected).abs() < 1e-9,
+                    "{backward} {microbatches}: {found}"
+                );
+            }
+        }
         let waits = Waits::played(&whole, (&passes_s, [0.0; 2]), Overlap::default(), false, 2);
         assert_eq!((waits.backward, waits.reduce), (12.0, 0.0));
         // Released after each pass, a unit is gathered for both.

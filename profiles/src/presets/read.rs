@@ -198,7 +198,7 @@ fn way_to_host(
         .or(base.and_then(|base| base.host_memory_gb_per_s));
     let gpus_per_link = fields
         .count("gpus_per_host_link", "GPUs behind one link to the host")?
-        .or(base.map(|base| base.gpus_per_host_link))
+        .or(base.map(|base| base.gpus_per_host_link.min(gpus_per_node)))
         .unwrap_or(1);
     if gpus_per_link > gpus_per_node {
         return Err(fields.invalid(

@@ -446,6 +446,7 @@ fn muon_divides_whole_matrices_and_is_of_megatron_core() {
     }
     for (with, nearest) in [
         ("zero fsdp", "`zero` 1"),
+        ("zero 2", "`zero` 1"),
         ("num_distributed_optimizer_instances 2", "1 of them"),
         ("masters remainder", "`masters` fp32"),
         (
@@ -468,6 +469,20 @@ fn muon_divides_whole_matrices_and_is_of_megatron_core() {
     ] {
         check("", words, "stack_optimizer", &expected);
     }
+}
+
+#[test]
+fn gradients_that_rest_divided_are_reduced_beside_compute() {
+    let expected = ["`zero` 2", "grad-reduce", "`zero` 1"];
+    for overlap in ["none", "p2p"] {
+        check(
+            "",
+            &format!("zero 2 overlap {overlap}"),
+            "zero_2_at_once",
+            &expected,
+        );
+    }
+    assert!(broken("mixtral-8x22b", "", "zero 2 overlap grad-reduce").is_empty());
 }
 
 #[test]
@@ -544,12 +559,12 @@ fn each_rule_of_some_layers_and_of_divided_gradients_has_its_message() {
         (
             "stack moefold recompute block-3",
             "stack_block",
-            ["moefold", "0-2=full"],
+            ["moefold", "0,4=full"],
         ),
         (
             "recompute block-57",
             "recompute_layers",
-            ["layer 56", "0 to 55"],
+            ["block-57", "the model has 56"],
         ),
     ] {
         check("", words, reason, &parts);
@@ -693,7 +708,7 @@ fn each_rule_of_combined_passes_has_its_message() {
         ("zero 2", "nearest: `zero` 1"),
         ("offload moe_act", "nearest: `offload` none"),
     ] {
-        let words = format!("overlap expert-alltoall {words}");
+        let words = format!("overlap grad-reduce,expert-alltoall {words}");
         check("ep=8", &words, "expert_alltoall", &[expected]);
     }
     let refused = |model, words: &str| {

@@ -82,7 +82,8 @@ fn all_splits(layers: u32, stages: u32) -> Vec<Vec<Vec<u32>>> {
 fn oracle_the_gap_covers_the_best_of_all_splits() {
     let (_, cluster, options) = small();
     let costs = Costs::for_cluster(&cluster, &[]);
-    let (mut cases, mut exact, mut tight, mut worst) = (0, 0, 0, 0.0_f64);
+    let (mut cases, mut exact, mut tight) = (0, 0, 0);
+    let mut worst = (0.0_f64, String::new());
     for (name, pins, gpus) in [
         ("mixtral-8x7b", "tp=1,cp=1,pp=4,vpp=1,ep=8,etp=1,mbs=1", 32),
         ("mixtral-8x7b", "tp=2,cp=1,pp=2,vpp=2,ep=8,etp=1,mbs=1", 16),
@@ -136,13 +137,20 @@ fn oracle_the_gap_covers_the_best_of_all_splits() {
             );
             cases += 1;
             tight += usize::from(layout.vpp == 1 && gap < 0.1);
-            worst = worst.max(found_s / best_s - 1.0);
+            let off = found_s / best_s - 1.0;
+            if off > worst.0 {
+                let of = format!(
+                    "{name} {pins} {global_batch} {memory_gib:?}: {:?}",
+                    found.plans[0].recompute
+                );
+                worst = (off, of);
+            }
             exact += usize::from(found_s <= best_s * (1.0 + 1e-9));
         }
     }
     assert!(
-        cases >= 20 && exact * 4 >= cases * 3 && tight >= 8 && worst < 0.02,
-        "{exact} of {cases} are the best, worst {worst:.4}; {tight} are bounded well"
+        cases >= 20 && exact * 4 >= cases * 3 && tight >= 8 && worst.0 < 0.02,
+        "{exact} of {cases} are the best, worst {worst:?}; {tight} are bounded well"
     );
 }
 
