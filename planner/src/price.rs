@@ -307,11 +307,12 @@ fn bound_by_sms(work: &Work, cost: Cost) -> f64 {
     }
 }
 
-/// Seconds that collectives beside compute make a pass longer: those that show of `all_s`, and of the others what compute
-/// loses, of whose multiprocessors they take a share.
+/// Seconds that collectives beside compute make a pass longer: those that show of `all_s`, or what compute loses beside the
+/// others, of whose multiprocessors they take a share. As long as compute is slower more is hidden, so it is the longer of
+/// both.
 pub(crate) fn lengthened(all_s: f64, shown_s: f64, taken: f64) -> f64 {
     let shown_s = shown_s.clamp(0.0, all_s);
-    shown_s + (all_s - shown_s) * taken
+    f64::max(shown_s, (all_s - shown_s) * taken)
 }
 
 /// Of a tensor-parallel collective that runs beside the product before or behind it, what shows and what that hides, if
@@ -693,7 +694,7 @@ mod tests {
                 let found = price(&list, &costs, &hides, |_, _| {}).get(Category::TpComm);
                 let exposed = (sent / 2.0 - products).max(0.0);
                 let hidden = (sent / 2.0 - exposed) / (sent / 2.0);
-                let expected = sent / 2.0 + exposed + hidden * taken / 2.0;
+                let expected = sent / 2.0 + f64::max(exposed, hidden * taken / 2.0);
                 assert!((found - expected).abs() < 1e-12, "{found} {expected}");
                 let plain = price(&list, &costs, &stack, |_, _| {}).get(Category::TpComm);
                 assert!((plain - sent).abs() < 1e-12, "{plain} {sent}");
@@ -741,8 +742,8 @@ mod tests {
             assert_eq!(halves.len(), 2);
             for (sent, cover) in halves {
                 assert!(cover > 0.0);
-                // What is hidden takes a fifth of what hides it.
-                exposed += f64::max(sent - cover, 0.0) + 0.2 * f64::min(sent, cover);
+                // What is hidden takes a fifth of what hides it, which then hides more.
+                exposed += f64::max(sent - cover, 0.2 * f64::min(sent, cover));
             }
             let priced = price(&beside, &costs, &stack, |_, _| {});
             let found = priced.get(Category::EpComm);
