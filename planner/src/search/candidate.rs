@@ -372,9 +372,9 @@ impl StageSplit {
                 // What is reduced and gathered in every microbatch is not again at the end, but over instances, unit
                 // after unit of the last backward pass (Megatron-FSDP, `outer_fsdp_group_grad_reduce`).
                 (beside, _) if question.shards_gradients() => {
+                    let slowed = (&end.across_s[..], slows_backward);
                     let shows_s = if beside {
-                        let shown_s = self.reduced_after([true; 2], rank, &passes_s, &end.across_s);
-                        lengthened(across_s, shown_s, slows_backward)
+                        self.reduced_after([true; 2], rank, &passes_s, slowed)
                     } else {
                         across_s
                     };
@@ -384,24 +384,21 @@ impl StageSplit {
                 _ if case.schedule.divides_backward() => reduce_s,
                 (true, false) => self.reduced_behind(layout, rank, &backward_s, slows_backward),
                 (true, true) => {
-                    let several = rank::several(layout);
-                    let shown_s = self.reduced_after(several, rank, &passes_s, &end.reduce_s);
-                    lengthened(reduce_s, shown_s, slows_backward)
+                    let slowed = (&end.reduce_s[..], slows_backward);
+                    self.reduced_after(rank::several(layout), rank, &passes_s, slowed)
                 }
             };
             self.times.reduce[rank] = Seconds(reduce).to_span();
             let gather = match (overlap.param_gather, by_bucket) {
                 _ if question.shards_weights() => 0.0,
                 (false, _) => gather_s,
-                (true, by_bucket) => {
-                    let shown_s = if by_bucket {
-                        self.gathered_after(layout, rank, arrives, &passes_s)
-                    } else {
-                        gather_s - arrives - first_forward
-                    };
+                (true, true) => {
+                    self.gathered_after(layout, rank, arrives, (&passes_s, slows_forward))
+                }
+                (true, false) => {
                     // Until its first message comes a rank computes nothing.
                     let beside_s = (gather_s - arrives).max(0.0);
-                    lengthened(beside_s, shown_s, slows_forward)
+                    lengthened(beside_s, beside_s - first_forward, slows_forward)
                 }
             };
             self.times.first_forward[rank] += Seconds(gather).to_span();

@@ -153,47 +153,50 @@ impl StageSplit {
         [0, 1].map(|pass| taken * bound_s[pass] / f64::max(all_s[pass], f64::MIN_POSITIVE))
     }
 
-    /// Seconds from the end of a rank's last backward pass until its gradients are reduced, bucket after bucket of
-    /// some families, each in `reduce_s` once those of all of its units are whole.
+    /// Seconds by which a rank ends later than its last backward pass alone, until its gradients are reduced: bucket after
+    /// bucket of some families, each in `reduce_s` once those of all of its units are whole. Passes beside them are so much
+    /// slower.
     pub(super) fn reduced_after(
         &self,
         families: [bool; 2],
         rank: usize,
         passes_s: &[[f64; 2]],
-        reduce_s: &[f64],
+        (reduce_s, slows): (&[f64], f64),
     ) -> f64 {
-        let units = &self.weights[rank];
-        let mut buckets = units.of_collectives(families);
-        let whole_at = |unit: usize| -> f64 {
-            passes_s[unit..]
-                .iter()
-                .map(|[_, backward_s]| backward_s)
-                .sum()
-        };
-        let last = whole_at(0);
-        let mut ready: Vec<(f64, f64)> = buckets
-            .drain(..)
-            .zip(reduce_s)
-            .map(|((units, late), &seconds)| {
-                (if late { last } else { whole_at(units.start) }, seconds)
-            })
-            .collect();
-        ready.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let reduced = ready
+        let buckets = self.weights[rank].of_collectives(families);
+        let mut whole: Vec<(Option<usize>, f64)> = buckets
             .iter()
-            .fold(0.0_f64, |free, (whole, seconds)| free.max(*whole) + seconds);
-        (reduced - last).max(0.0)
+            .zip(reduce_s)
+            .map(|((units, late), &seconds)| ((!late).then_some(units.start), seconds))
+            .collect();
+        whole.sort_by_key(|(unit, _)| std::cmp::Reverse(*unit));
+        let mut whole = whole.into_iter().peekable();
+        let (mut now, mut free, mut alone) = (0.0_f64, 0.0_f64, 0.0);
+        for (unit, [_, backward_s]) in passes_s.iter().enumerate().rev() {
+            // Reductions go on without a gap until the last of them ends.
+            let beside_s = (free - now).clamp(0.0, *backward_s);
+            alone += backward_s;
+            now += backward_s + beside_s * slows;
+            while let Some((_, seconds)) = whole.next_if(|(own, _)| *own == Some(unit)) {
+                free = free.max(now) + seconds;
+            }
+        }
+        for (_, seconds) in whole {
+            free = free.max(now) + seconds;
+        }
+        free.max(now) - alone
     }
 
-    /// Seconds that a rank's first forward pass waits for its weights, which are gathered from the start of the
-    /// step in order of use; it begins when the first message is there.
+    /// Seconds by which a rank's first forward pass is longer for its weights, which are gathered from the start of the
+    /// step in order of use; it begins when the first message is there, and is so much slower beside gathers.
     pub(super) fn gathered_after(
         &self,
         layout: &Layout,
         rank: usize,
         arrives: f64,
-        passes_s: &[[f64; 2]],
+        (passes_s, slows): (&[[f64; 2]], f64),
     ) -> f64 {
+        let all_s: f64 = self.ends[rank].gather_s.iter().sum();
         let buckets = self.weights[rank].of_collectives(several(layout));
         let mut wanted: Vec<(usize, f64)> = buckets
             .iter()
@@ -209,8 +212,9 @@ impl StageSplit {
                 gathered += seconds;
             }
             let wait = (gathered - now).max(0.0);
-            waited += wait;
-            now += wait + forward_s;
+            let lost = (all_s - now - wait).clamp(0.0, *forward_s) * slows;
+            waited += wait + lost;
+            now += wait + forward_s + lost;
         }
         waited
     }
