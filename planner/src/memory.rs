@@ -216,13 +216,9 @@ pub fn fully_sharded(
     shards: [u64; 2],
     whole: Bytes,
 ) -> ByClass<Bytes> {
-    let mut rank = state(held, wide, bytes, shards);
-    let own = held.iter().zip(shards);
-    let own: u64 = own.map(|(held, shards)| held.div_ceil(shards)).sum();
+    let mut rank = gradients_sharded(held, wide, bytes, shards, whole);
     // What is not quantized is dense.
-    rank[TensorClass::Weights] = bytes.weights(own, wide.div_ceil(shards[0]));
-    rank[TensorClass::Gradients] = bytes.gradients(own);
-    rank[TensorClass::Transient] = whole;
+    rank[TensorClass::Weights] = bytes.weights(parts(held, shards), wide.div_ceil(shards[0]));
     rank
 }
 
@@ -236,11 +232,15 @@ pub fn gradients_sharded(
     whole: Bytes,
 ) -> ByClass<Bytes> {
     let mut rank = state(held, wide, bytes, shards);
-    let own = held.iter().zip(shards);
-    let own: u64 = own.map(|(held, shards)| held.div_ceil(shards)).sum();
-    rank[TensorClass::Gradients] = bytes.gradients(own);
+    rank[TensorClass::Gradients] = bytes.gradients(parts(held, shards));
     rank[TensorClass::Transient] = whole;
     rank
+}
+
+/// A rank's parts of parameters of both families that are cut into so many shards each.
+fn parts(held: [u64; 2], shards: [u64; 2]) -> u64 {
+    let both = held.iter().zip(shards);
+    both.map(|(held, shards)| held.div_ceil(shards)).sum()
 }
 
 /// Elements of gradients that Megatron-FSDP lets wait for their reduction or be in it before it waits for one
