@@ -26,6 +26,7 @@ mod predict;
 mod recompute;
 mod request;
 mod room;
+mod schedules;
 mod shape;
 mod sharded;
 mod survey;
@@ -39,7 +40,7 @@ mod why;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::iter;
+use std::{iter, mem};
 
 use moefold_profiles::Cluster;
 use moefold_profiles::Precision;
@@ -47,9 +48,8 @@ use moefold_profiles::pricing::Costs;
 use rayon::prelude::*;
 
 use crate::answer::{InsideDomain, SearchRecord, Shortage, Why};
-use crate::choice::{Objective, Offload, Recompute, ScheduleName};
+use crate::choice::{Objective, Offload, Recompute};
 use crate::layout::{Degrees, Illegal, Layout, Order, PartialDegrees};
-use crate::memory;
 use crate::mesh::{GroupKind, placement};
 use crate::model::Model;
 use crate::options::{LeastMemory, PlanError, SearchOptions};
@@ -58,7 +58,6 @@ use crate::rules::{
     KeyWays, Rules, TOGETHER, bounds_rows, clash, preprocesses, runs_beside, space,
 };
 use crate::runtime::Runtime;
-use crate::schedule::Schedule;
 use crate::simulate::Simulator;
 use crate::stack::{ByLayer, Stack};
 
@@ -73,6 +72,7 @@ use front::Known;
 use predict::Priced;
 use recompute::Sets;
 use request::{check_request, nearest};
+use schedules::Schedules;
 use shape::{Assumption, Question, Shapes, shape_key};
 use survey::survey;
 pub use walk::{starts, walk};
@@ -80,7 +80,7 @@ pub use watch::{Aim, Phase, Progress, Watch};
 
 use watch::{Looks, aimed};
 
-use visit::{BATCH, Found, Moments, Outcome, Tally, Unit, moments_key, split_bound_s, visit};
+use visit::{BATCH, Found, Outcome, Tally, Unit, split_bound_s, visit};
 
 /// The plans found, best first, and how the search went.
 #[derive(Debug, Clone, PartialEq)]
@@ -210,8 +210,8 @@ fn plan_priced(
     }
 
     let shapes = shapes(&layouts, questions.len());
-    let occupancies = all_occupancies(&questions[0], &layouts, watch)?;
-    let units = units(&questions, &layouts, &shapes, &occupancies, watch)?;
+    let schedules = Schedules::new(&questions[0], &layouts, watch).ok_or(PlanError::Stopped)?;
+    let units = units(&questions, &layouts, &shapes, &schedules, watch)?;
 
     let mut tally = Tally::default();
     let mut known = Known::new(if options.front > 0 { &units } else { &[] });
@@ -295,9 +295,13 @@ fn all_priced(questions: &[Question<'_>], ranking: &[Found<'_>]) -> Vec<Priced> 
     }
     let under = |places: Vec<usize>| -> Vec<(usize, Priced)> {
         let first = &ranking[places[0]];
-        let simulator = Simulator::new(&Schedule::of(first.unit.layout, first.schedule));
+        let simulated = first
+            .unit
+            .schedules
+            .simulated(first.unit.layout, first.schedule);
+        let simulator = simulated.simulator();
         let each = places.into_iter();
-        each.map(|place| (place, price(&ranking[place], &simulator)))
+        each.map(|place| (place, price(&ranking[place], simulator)))
             .collect()
     };
     let each = by_schedule.into_values().collect::<Vec<_>>();
@@ -375,8 +379,8 @@ fn bounds(asked: &Asked<'_>, own: &PlannedLayout) -> Option<[f64; 2]> {
     let layout = rules.layout(&degrees).ok()?;
     let layouts = [layout.numbered(own.rank_order.unwrap_or_default())?];
     let shapes = shapes(&layouts, questions.len());
-    let occupancies = all_occupancies(&questions[0], &layouts, asked.watch).ok()?;
-    let units = units(&questions, &layouts, &shapes, &occupancies, asked.watch).ok()?;
+    let schedules = Schedules::new(&questions[0], &layouts, asked.watch)?;
+    let units = units(&questions, &layouts, &shapes, &schedules, asked.watch).ok()?;
     let unit = units.first()?;
     let each = questions.iter().zip(unit.shapes);
     let bounds = each.map(|(question, shapes)| split_bound_s(question, unit, shapes));
@@ -411,6 +415,9 @@ struct Refusal {
 /// Tuples that are judged between two looks at the watch.
 const JUDGED: usize = 1 << 16;
 
+/// Layouts whose steps are bounded between two looks at the watch.
+const BOUNDED: usize = 1 << 6;
+
 fn candidates(
     questions: &[Question<'_>],
     gpus: u32,
@@ -428,21 +435,27 @@ fn candidates(
     let all = spaces.iter().map(|pins| each(pins).count()).sum();
     let looks = Looks::new(watch, Phase::Judging, all);
     let mut tuples = spaces.iter().flat_map(each);
-    let mut found = Candidates::default();
+    let mut some = Vec::with_capacity(JUDGED);
+    let (mut found, mut layouts) = (Candidates::default(), Vec::new());
     loop {
         if looks.look().is_break() {
             return Err(PlanError::Stopped);
         }
-        let some: Vec<Degrees> = tuples.by_ref().take(JUDGED).collect();
+        some.clear();
+        some.extend(tuples.by_ref().take(JUDGED));
         let parts: Vec<Candidates> = some
             .par_chunks(TOGETHER)
-            .map(|some| Candidates::among(questions, rules, some))
+            .map_init(Weights::new, |weights, some| {
+                Candidates::among(questions, rules, weights, some)
+            })
             .collect();
-        for part in parts {
+        for mut part in parts {
+            layouts.push(mem::take(&mut part.layouts));
             found.add(part);
         }
         looks.seen(some.len());
         if some.len() < JUDGED {
+            found.layouts = layouts.concat();
             return Ok(found);
         }
     }
@@ -475,9 +488,14 @@ fn pins(options: &SearchOptions, gpus: u32) -> Vec<PartialDegrees> {
 
 impl Candidates {
     /// Those among some tuples.
-    fn among(questions: &[Question<'_>], rules: &Rules, tuples: &[Degrees]) -> Self {
+    fn among(
+        questions: &[Question<'_>],
+        rules: &Rules,
+        weights: &mut Weights,
+        tuples: &[Degrees],
+    ) -> Self {
         let question = &questions[0];
-        let (capacity, mut weights) = (question.capacity(), Weights::new());
+        let capacity = question.capacity();
         let (mut broken, mut each) = (Vec::new(), Vec::new());
         let mut found = Self::default();
         for degrees in tuples {
@@ -496,7 +514,7 @@ impl Candidates {
                 continue;
             };
             found.any_legal = true;
-            let fits = held(question, &layout, &mut weights) <= capacity;
+            let fits = held(question, &layout, weights) <= capacity;
             let other = question.renumbered(&layout);
             if other.is_some() {
                 found.space += all;
@@ -518,9 +536,8 @@ impl Candidates {
         found
     }
 
-    /// Adds those of the tuples that follow.
+    /// Counts those of the tuples that follow, whose layouts are kept elsewhere.
     fn add(&mut self, other: Self) {
-        self.layouts.extend(other.layouts);
         self.space += other.space;
         self.too_large += other.too_large;
         self.any_legal |= other.any_legal;
@@ -812,34 +829,12 @@ fn shapes(layouts: &[Layout], questions: usize) -> ByDegrees {
     shapes
 }
 
-fn all_occupancies(
-    question: &Question<'_>,
-    layouts: &[Layout],
-    watch: &Watch<'_>,
-) -> Result<Moments, PlanError> {
-    let sizes: BTreeSet<[u32; 3]> = layouts.iter().map(moments_key).collect();
-    let each = sizes.into_iter().flat_map(|key| {
-        let schedules = question.schedules(key[0], key[1]);
-        schedules.map(move |name| (name, key))
-    });
-    let work: Vec<(ScheduleName, [u32; 3])> = each.collect();
-    let looks = Looks::new(watch, Phase::Scheduling, work.len());
-    let each = work.into_par_iter().map(|(name, key)| {
-        looks.one(|| {
-            let schedule = Schedule::new(name, key[0], key[1], key[2]);
-            ((name, key), memory::occupancies(&schedule))
-        })
-    });
-    let all: Option<Vec<_>> = each.collect();
-    Ok(all.ok_or(PlanError::Stopped)?.into_iter().collect())
-}
-
 /// Layouts by their floors, lowest first.
 fn units<'a>(
     questions: &[Question<'_>],
     layouts: &'a [Layout],
     shapes: &'a ByDegrees,
-    occupancies: &'a Moments,
+    schedules: &'a Schedules,
     watch: &Watch<'_>,
 ) -> Result<Vec<Unit<'a>>, PlanError> {
     let question = &questions[0];
@@ -861,29 +856,38 @@ fn units<'a>(
         .map(|(&key, shapes)| (key, (of_shape(shapes), shapes)))
         .collect();
     let looks = Looks::new(watch, Phase::Bounding, layouts.len());
-    let units: Option<Vec<Unit<'a>>> = layouts
-        .par_iter()
-        .map_init(Weights::new, |weights, layout| {
-            looks.one(|| {
-                let (work, shapes) = &known[&shape_key(layout)];
-                let floor = match objective {
-                    Objective::Throughput => {
-                        // The schedules are the same.
-                        let floors = work.iter().map(|work| floor_s(question, layout, work));
-                        floors.fold(f64::INFINITY, f64::min)
-                    }
-                    Objective::Memory => held(question, layout, weights).gib(),
-                };
-                Unit {
-                    layout,
-                    shapes,
-                    occupancies,
-                    floor,
-                }
+    let unit = |weights: &mut Weights, layout: &'a Layout| {
+        let (work, shapes) = &known[&shape_key(layout)];
+        let floor = match objective {
+            Objective::Throughput => {
+                // The schedules are the same.
+                let floors = work.iter().map(|work| floor_s(question, layout, work));
+                floors.fold(f64::INFINITY, f64::min)
+            }
+            Objective::Memory => held(question, layout, weights).gib(),
+        };
+        Unit {
+            layout,
+            shapes,
+            schedules,
+            floor,
+        }
+    };
+    let parts: Option<Vec<Vec<Unit<'a>>>> = layouts
+        .par_chunks(BOUNDED)
+        .map_init(Weights::new, |weights, some| {
+            looks.look().is_continue().then(|| {
+                let units = some.iter().map(|layout| unit(weights, layout)).collect();
+                looks.seen(some.len());
+                units
             })
         })
         .collect();
-    let mut units = units.ok_or(PlanError::Stopped)?;
+    let parts = parts.ok_or(PlanError::Stopped)?;
+    let mut units = Vec::with_capacity(layouts.len());
+    for part in parts {
+        units.extend(part);
+    }
     units.par_sort_unstable_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
     Ok(units)
 }

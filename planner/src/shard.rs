@@ -117,7 +117,7 @@ pub fn embedding(model: &Model, local: &Local) -> Shard {
 /// one rank holds both ends, the caller takes one matrix off.
 pub fn head(model: &Model, local: &Local) -> Shard {
     let matrix = vocab(model, local.tp) * (model.hidden + u64::from(model.head_bias));
-    let last_norm = count::params(model).last_norm;
+    let last_norm = count::last_norm(model);
     Shard {
         split: matrix,
         replicated: last_norm,
@@ -128,9 +128,7 @@ pub fn head(model: &Model, local: &Local) -> Shard {
 
 /// Each multi-token-prediction depth on one rank: its layer, projection and norms.
 pub fn mtp(model: &Model, local: &Local) -> Vec<Shard> {
-    count::params(model)
-        .mtp
-        .iter()
+    count::mtp(model)
         .map(|depth| {
             let mut shard = divide(&depth.layer, local);
             shard.split += depth.projection.div_ceil(local.tp);

@@ -9,4 +9,4 @@ mod flops;
 mod params;
 
 pub use flops::{FlopRules, flops_per_token, flops_per_token_with};
-pub use params::{LayerParams, MtpParams, Params, layer, params};
+pub use params::{LayerParams, MtpParams, Params, last_norm, layer, mtp, params};

@@ -1,9 +1,9 @@
 //! [`Works`]: the work of layouts by their degrees, known before their [`Shape`]s are; and [`floor_s`], what no
 //! split of it and no schedule can beat.
 //!
-//! A space has tens of thousands of shapes, of which a few hundred come near the best. But a mixer knows nothing of
-//! the experts' degrees, and a feed-forward block of a sequence only how many tokens there are; so of blocks there
-//! are few, and a layer takes no less than its two.
+//! A space has tens of thousands of shapes, of which a few hundred come near the best. But a mixer and a feed-forward
+//! block without experts know nothing of the experts' degrees, and experts of a sequence only how many tokens there are;
+//! so of blocks there are few, and a layer takes no less than its two.
 
 use std::collections::BTreeMap;
 
@@ -18,6 +18,7 @@ use crate::choice::{CpComm, Dispatcher, ScheduleName};
 use crate::layout::Layout;
 use crate::local::Local;
 use crate::memory;
+use crate::model::Layer;
 use crate::price::{Breakdown, price};
 use crate::runtime::{Block, Lowered, Piece, Setting};
 use crate::shard::{self, Shard};
@@ -164,23 +165,26 @@ impl Passes {
         Self([of(&lowered.forward), of(&lowered.backward)])
     }
 
+    fn and(self, other: Self) -> Self {
+        let pass = |pass: usize| std::array::from_fn(|i| self.0[pass][i] + other.0[pass][i]);
+        Self([pass(0), pass(1)])
+    }
+
     /// Seconds of the forward pass and of both, where one block comes with another.
     fn with(self, other: Self, question: &Question<'_>) -> [f64; 2] {
-        let mut seconds = [0.0; 2];
-        for (pass, (a, b)) in self.0.iter().zip(other.0).enumerate() {
-            let (device_s, host_s) = (a[0] + b[0], a[1] + b[1]);
+        let pass = |[device_s, host_s, sent_s]: Pass| {
             // What is hidden goes from a pass whose launches were waited for, as it does where it is priced.
-            let whole_s = device_s + question.stack.host_excess(host_s, device_s);
-            seconds[pass] = whole_s - a[2] - b[2];
-        }
-        [seconds[0], seconds[0] + seconds[1]]
+            device_s + question.stack.host_excess(host_s, device_s) - sent_s
+        };
+        let [forward_s, backward_s] = self.and(other).0.map(pass);
+        [forward_s, forward_s + backward_s]
     }
 }
 
 /// What the degrees of attention decide.
 #[derive(Debug)]
 struct Attention {
-    /// Mixers, by way to the keys of other ranks and by kind of layer.
+    /// Mixers, and with them feed-forward blocks without experts, by way to the keys of other ranks and by kind of layer.
     mixers: Vec<Vec<Passes>>,
     /// The embedding, and the head where it has no experts.
     ends: Vec<Passes>,
@@ -191,8 +195,8 @@ struct Attention {
 pub(crate) struct Works {
     /// By tp, cp and mbs.
     attention: BTreeMap<[u32; 3], Attention>,
-    /// Feed-forward blocks by tp, tokens, ep and etp: of each dispatcher that is tried, by kind of layer.
-    feed_forward: BTreeMap<[u64; 4], Vec<Vec<Passes>>>,
+    /// Feed-forward blocks of experts by tp, tokens, ep and etp: of each dispatcher that is tried, by kind of layer.
+    experts: BTreeMap<[u64; 4], Vec<Vec<Passes>>>,
     /// Layers of each kind.
     layers: Vec<u32>,
 }
@@ -201,7 +205,7 @@ fn attention_key(layout: &Layout) -> [u32; 3] {
     [layout.tp(), layout.cp(), layout.mbs()]
 }
 
-fn feed_forward_key(question: &Question<'_>, layout: &Layout) -> [u64; 4] {
+fn experts_key(question: &Question<'_>, layout: &Layout) -> [u64; 4] {
     let tokens = question.options.batch.seq_len * u64::from(layout.mbs());
     [
         layout.tp().into(),
@@ -219,26 +223,34 @@ impl Works {
         watch: &Watch<'_>,
     ) -> Option<Self> {
         let mut attention: BTreeMap<[u32; 3], &Layout> = BTreeMap::new();
-        let mut feed_forward: BTreeMap<[u64; 4], &Layout> = BTreeMap::new();
+        let mut experts: BTreeMap<[u64; 4], &Layout> = BTreeMap::new();
         for layout in layouts {
             attention.entry(attention_key(layout)).or_insert(layout);
-            let key = feed_forward_key(question, layout);
-            feed_forward.entry(key).or_insert(layout);
+            let key = experts_key(question, layout);
+            experts.entry(key).or_insert(layout);
         }
         let mut layers = vec![0; question.distinct.len()];
         for &kind in &question.kind_of {
             layers[kind] += 1;
         }
-        let all = attention.len() + feed_forward.len();
+        let all = attention.len() + experts.len();
         let looks = &Looks::new(watch, Phase::Pricing, all);
         Some(Self {
             attention: each(attention, looks, |layout| Attention::new(question, layout))?,
-            feed_forward: each(feed_forward, looks, |layout| {
+            experts: each(experts, looks, |layout| {
                 let dispatchers = question.dispatchers_for(layout.ep(), layout.etp());
                 // Which knows no keys.
                 let way = CpComm::default();
-                let under =
-                    |&dispatcher| blocks(question, layout, (dispatcher, way), Block::FeedForward);
+                let under = |&dispatcher| {
+                    let routed = |layer: &Layer| layer.moe().is_some();
+                    blocks(
+                        question,
+                        layout,
+                        (dispatcher, way),
+                        Block::FeedForward,
+                        routed,
+                    )
+                };
                 dispatchers.iter().map(under).collect()
             })?,
             layers,
@@ -248,7 +260,7 @@ impl Works {
     /// The work of a layout's shapes, in their order: no more than [`Shape::work`] of it.
     pub(crate) fn of(&self, question: &Question<'_>, layout: &Layout) -> Vec<ShapeWork> {
         let attention = &self.attention[&attention_key(layout)];
-        let each = &self.feed_forward[&feed_forward_key(question, layout)];
+        let each = &self.experts[&experts_key(question, layout)];
         let shapes = attention.mixers.iter();
         let shapes = shapes.flat_map(|mixers| each.iter().map(move |blocks| (mixers, blocks)));
         shapes
@@ -278,17 +290,21 @@ fn each<K: Ord + Send, T: Send>(
     Some(done?.into_iter().collect())
 }
 
-/// A block of each kind of layer.
+/// A block of each kind of layer; nothing of those that are left out.
 fn blocks(
     question: &Question<'_>,
     layout: &Layout,
     wires: (Dispatcher, CpComm),
     block: Block,
+    wanted: impl Fn(&Layer) -> bool,
 ) -> Vec<Passes> {
     let timed = question.timed(layout);
     let groups = question.layer_groups(layout, wires.1);
     let each = question.distinct.iter().zip(&timed);
     each.map(|(distinct, local)| {
+        if !wanted(distinct.layer) {
+            return Passes::default();
+        }
         let setting = question.setting(layout, wires, local, &groups);
         let lowered = question.runtime.block(&setting, distinct.layer, block);
         Passes::of(question, &lowered)
@@ -314,7 +330,13 @@ impl Attention {
         // Depths of multi-token prediction, which are the head's, have experts.
         let head = question.model.mtp.is_empty().then_some((Piece::Head, head));
         let ways = question.keys.legal(layout.tp(), layout.cp());
-        let mixers = ways.map(|way| blocks(question, layout, (dispatcher, way), Block::Mixer));
+        let dense = |layer: &Layer| layer.moe().is_none();
+        let dense = blocks(question, layout, ends, Block::FeedForward, dense);
+        let mixers = ways.map(|way| {
+            let mixers = blocks(question, layout, (dispatcher, way), Block::Mixer, |_| true);
+            let both = mixers.into_iter().zip(&dense);
+            both.map(|(mixer, &dense)| mixer.and(dense)).collect()
+        });
         Self {
             mixers: mixers.collect(),
             ends: [(Piece::Embedding, embedding)]

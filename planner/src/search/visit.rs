@@ -11,6 +11,7 @@ use super::floor::floor_s;
 use super::predict::Choice;
 use super::recompute::Sets;
 use super::room::{Of, Room};
+use super::schedules::{Schedules, Simulated};
 use super::shape::{Question, Shape, Shapes};
 use super::watch::Looks;
 use crate::answer::Candidate;
@@ -18,8 +19,6 @@ use crate::choice::{CpComm, Objective, ScheduleName};
 use crate::layout::{Layout, Order};
 use crate::memory::Occupancy;
 use crate::plan::LayoutRecord;
-use crate::schedule::Schedule;
-use crate::simulate::Simulator;
 use crate::stack::ByLayer;
 
 /// Units looked at together; fixed, so that results do not depend on the threads there are.
@@ -28,21 +27,12 @@ pub(crate) const BATCH: usize = 32;
 /// Priced candidates kept for the picture of the trade-off.
 const FEASIBLE_KEPT: usize = 400;
 
-/// Worst occupancies by schedule, pipeline degree, virtual stages and (as far as they matter) microbatches.
-pub(crate) type Moments = BTreeMap<(ScheduleName, [u32; 3]), Vec<Vec<Occupancy>>>;
-
-/// Warm-up is over within two groups of `pp` microbatches and what follows repeats itself.
-pub(crate) fn moments_key(layout: &Layout) -> [u32; 3] {
-    let matter = layout.microbatches().min(4 * layout.pp());
-    [layout.pp(), layout.vpp(), matter]
-}
-
 /// A legal layout with its shapes.
 pub(crate) struct Unit<'a> {
     pub(crate) layout: &'a Layout,
     /// By question.
     pub(crate) shapes: &'a [Shapes],
-    pub(crate) occupancies: &'a Moments,
+    pub(crate) schedules: &'a Schedules,
     /// No child scores less, as far as that is known before the shapes are.
     pub(crate) floor: f64,
 }
@@ -61,9 +51,9 @@ impl<'a> Unit<'a> {
         &self,
         question: &Question<'_>,
     ) -> impl Iterator<Item = (ScheduleName, &'a [Vec<Occupancy>])> + use<'a> {
-        let (layout, occupancies) = (self.layout, self.occupancies);
+        let (layout, schedules) = (self.layout, self.schedules);
         let names = question.schedules(layout.pp(), layout.vpp());
-        names.map(move |name| (name, &occupancies[&(name, moments_key(layout))][..]))
+        names.map(move |name| (name, schedules.occupancies(layout, name)))
     }
 }
 
@@ -453,11 +443,11 @@ struct Trial<'q, 'a> {
     state: BTreeMap<(ScheduleName, usize, usize), bool>,
 }
 
-/// A schedule with its occupancies, and the dependencies of its passes where it has been simulated.
+/// A schedule with its occupancies, and what it is simulated by where it has been.
 struct Scheduled<'a> {
     name: ScheduleName,
     occupancies: &'a [Vec<Occupancy>],
-    simulator: Option<Simulator>,
+    simulated: Option<Simulated>,
 }
 
 impl<'a> Trial<'_, 'a> {
@@ -547,7 +537,7 @@ impl<'a> Trial<'_, 'a> {
         let mut schedule = Scheduled {
             name,
             occupancies,
-            simulator: None,
+            simulated: None,
         };
         let splits = splits(question, unit, self.shapes, fits, name);
         let children = |fits: Option<&Fits>, from: (&[Shape], Range<usize>), limit| {
@@ -652,13 +642,10 @@ impl<'a> Trial<'_, 'a> {
             self.state.insert(place, true);
             let times = split.times(case, &sets);
             let name = schedule.name;
-            let step_s = schedule
-                .simulator
-                .get_or_insert_with(|| Simulator::new(&Schedule::of(layout, name)))
-                .run(&times)
-                .total
-                .seconds()
-                .0;
+            let simulated = schedule
+                .simulated
+                .get_or_insert_with(|| unit.schedules.simulated(layout, name));
+            let step_s = simulated.simulator().run(&times).total.seconds().0;
             let found = Found {
                 unit,
                 question: self.number,

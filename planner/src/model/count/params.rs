@@ -128,23 +128,28 @@ impl Params {
 pub fn params(model: &Model) -> Params {
     let matrix = model.vocab_size * model.hidden;
     let bias = if model.head_bias { model.vocab_size } else { 0 };
-    let norm = norm_params(model);
     Params {
         embedding: matrix,
         head: if model.tied_embeddings { 0 } else { matrix } + bias,
         tied_head: if model.tied_embeddings { matrix } else { 0 },
-        last_norm: norm + model.extra_params,
+        last_norm: last_norm(model),
         layers: model.layers.iter().map(|l| layer(model, l)).collect(),
-        mtp: model
-            .mtp
-            .iter()
-            .map(|depth| MtpParams {
-                layer: layer(model, depth),
-                projection: 2 * model.hidden * model.hidden,
-                norms: 3 * norm,
-            })
-            .collect(),
+        mtp: mtp(model).collect(),
     }
+}
+
+/// Counts the last norm and parameters beside the layers.
+pub fn last_norm(model: &Model) -> u64 {
+    norm_params(model) + model.extra_params
+}
+
+/// Counts each multi-token-prediction depth.
+pub fn mtp(model: &Model) -> impl Iterator<Item = MtpParams> {
+    model.mtp.iter().map(|depth| MtpParams {
+        layer: layer(model, depth),
+        projection: 2 * model.hidden * model.hidden,
+        norms: 3 * norm_params(model),
+    })
 }
 
 /// Counts one layer's parameters.
