@@ -37,12 +37,17 @@ use std::panic::{self, PanicHookInfo};
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
+use mimalloc::MiMalloc;
 use moefold_executor::data::in_library;
 use moefold_kernels::DeviceError;
 
 use crate::cli::{Cli, DataVerb, Verb};
 use crate::failure::Failure;
 use crate::output::Output;
+
+/// A search traces millions of small operators, on all cores.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
