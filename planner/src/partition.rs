@@ -8,6 +8,8 @@ mod balance;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use crate::layout::Places;
 
 /// What the layers weigh.
@@ -51,25 +53,44 @@ pub struct Partition {
 /// reaches, where they differ in nine of ten.
 pub fn partition(weights: &Weights, places: Places) -> Option<Partition> {
     let line = Line::new(weights, places.stages() as usize)?;
-    let mut cuts = line.least_heaviest_stage();
+    let mut cuts = line.least_heaviest_stage(u64::MAX, |_, _| Some(0))?;
     if places.vpp() > 1 {
         cuts = line.balance_ranks(cuts, places);
     }
     Some(line.partition(&cuts, places))
 }
 
-/// Of all cuts into so many stages, one a rank, the least time until the last rank has done its work, in the unit of the
-/// weights: that of a microbatch as often as there are some, behind what one takes to reach the rank. `None` where there
-/// are fewer layers than stages that need one.
-pub fn least(weights: &Weights, stages: u32, microbatches: u32) -> Option<u64> {
+/// The cut into so many stages, one a rank, whose heaviest is least, and among those the sum of squares, where a stage of
+/// some layers weighs something more, or is none that may be; the more layers, the more, and then none. `None` where all cuts
+/// that are left have a stage above `cap`.
+pub fn within(
+    weights: &Weights,
+    stages: u32,
+    cap: u64,
+    more: impl Fn(usize, Range<usize>) -> Option<u64>,
+) -> Option<Vec<Vec<u32>>> {
+    let line = Line::new(weights, stages as usize)?;
+    Some(held_by(&line.least_heaviest_stage(cap, more)?))
+}
+
+/// Of all [such](within) cuts, the least time until the last rank has done its work, in the unit of the weights: that of a
+/// microbatch as often as there are some, behind what one takes to reach the rank. `None` where no cut takes so little as `cap`.
+pub fn least(
+    weights: &Weights,
+    stages: u32,
+    microbatches: u32,
+    cap: u64,
+    more: impl Fn(usize, Range<usize>) -> Option<u64>,
+) -> Option<u64> {
     let line = Line::new(weights, stages as usize)?;
     let over = |stage: usize, from: usize, to: usize| {
         let own = line.weight(stage, from, to);
+        let own = own.saturating_add(more(stage, from..to)?);
         let own = own.saturating_mul(microbatches.into());
         let before = if stage == 0 { 0 } else { line.first };
-        own.saturating_add(line.before[from]).saturating_add(before)
+        Some(own.saturating_add(line.before[from]).saturating_add(before))
     };
-    let (least, _) = line.best(u64::MAX, over, |last, own| last.max(u128::from(own)));
+    let (least, _) = line.best(cap, over, |last, own| last.max(u128::from(own)))?;
     Some(u64::try_from(least).unwrap_or(u64::MAX))
 }
 
@@ -203,28 +224,41 @@ impl Line {
         cuts
     }
 
-    /// The cuts whose heaviest stage is least, and among those the sum of squares.
-    fn least_heaviest_stage(&self) -> Vec<usize> {
+    /// The cuts whose heaviest stage is least, and among those the sum of squares: see [`within`].
+    fn least_heaviest_stage(
+        &self,
+        cap: u64,
+        more: impl Fn(usize, Range<usize>) -> Option<u64>,
+    ) -> Option<Vec<usize>> {
+        let weight = |stage, from, to| {
+            let more = more(stage, from..to)?;
+            Some(self.weight(stage, from, to).saturating_add(more))
+        };
         // No heavier than any cut's.
         let cuts = self.in_one_pass();
         let stages = cuts.windows(2).enumerate();
-        let known = stages.map(|(stage, cut)| self.weight(stage, cut[0], cut[1]));
-        let known = known.max().unwrap_or(u64::MAX);
-        let weight = |stage, from, to| self.weight(stage, from, to);
-        let (least, _) = self.best(known, weight, |best, stage| best.max(u128::from(stage)));
-        let squares = |sum: u128, stage: u64| sum.saturating_add(u128::from(stage).pow(2));
+        let known = stages.map(|(stage, cut)| weight(stage, cut[0], cut[1]));
+        let known: Option<Vec<u64>> = known.collect();
+        let known = known.and_then(|known| known.into_iter().max());
+        let known = known.map_or(cap, |known| known.min(cap));
+        let heavier = |best: u128, stage| best.max(u128::from(stage));
+        let (least, _) = self.best(known, weight, heavier)?;
+        let squares = |sum: u128, stage: u64| {
+            let sum = sum.saturating_add(u128::from(stage).pow(2));
+            sum.min(u128::MAX - 1)
+        };
         let cap = u64::try_from(least).unwrap_or(u64::MAX);
-        self.best(cap, weight, squares).1
+        Some(self.best(cap, weight, squares)?.1)
     }
 
-    /// The least total over all cuts without a stage above `cap`, and cuts that reach it, where
-    /// `weight` of a stage grows with its layers and `add` extends a total by a stage and grows with both.
+    /// The least total over all cuts without a stage above `cap` and of those that have a weight, and cuts that reach it,
+    /// where `weight` of a stage grows with its layers and `add` extends a total by a stage and grows with both.
     fn best(
         &self,
         cap: u64,
-        weight: impl Fn(usize, usize, usize) -> u64,
+        weight: impl Fn(usize, usize, usize) -> Option<u64>,
         add: impl Fn(u128, u64) -> u128,
-    ) -> (u128, Vec<usize>) {
+    ) -> Option<(u128, Vec<usize>)> {
         let layers = self.layers();
         // [stage][layers placed]: least total, and where the stage begins.
         let mut total = vec![u128::MAX; layers + 1];
@@ -234,10 +268,10 @@ impl Line {
             let mut next = vec![u128::MAX; layers + 1];
             for to in self.needs(stage)..=layers {
                 for from in (0..=to - self.needs(stage)).rev() {
-                    let weight = weight(stage, from, to);
-                    if weight > cap {
+                    let weight = weight(stage, from, to).filter(|weight| *weight <= cap);
+                    let Some(weight) = weight else {
                         break;
-                    }
+                    };
                     if total[from] == u128::MAX {
                         continue;
                     }
@@ -250,11 +284,14 @@ impl Line {
             }
             total = next;
         }
+        if total[layers] == u128::MAX {
+            return None;
+        }
         let mut cuts = vec![layers; self.stages + 1];
         for stage in (0..self.stages).rev() {
             cuts[stage] = begins[stage][cuts[stage + 1]];
         }
-        (total[layers], cuts)
+        Some((total[layers], cuts))
     }
 
     fn partition(&self, cuts: &[usize], places: Places) -> Partition {

@@ -9,33 +9,40 @@ fn around(pp: u32, vpp: u32) -> Places {
     Places::new(pp, vpp, false)
 }
 
-/// Every cut of the layers, as `(max_rank, max_stage)`.
-fn all_cuts(weights: &Weights, ranks: &[usize]) -> Vec<(u64, u64)> {
-    fn extend(line: &Line, cuts: &mut Vec<usize>, of: &[usize], found: &mut Vec<(u64, u64)>) {
+/// Every cut of a line.
+fn cuts_of(line: &Line) -> Vec<Vec<usize>> {
+    fn extend(line: &Line, cuts: &mut Vec<usize>, found: &mut Vec<Vec<usize>>) {
         let stage = cuts.len() - 1;
         if stage == line.stages {
-            if cuts[stage] == line.layers() {
-                let mut ranks = vec![0; of.len()];
-                let mut heaviest = 0;
-                for s in 0..stage {
-                    let weight = line.weight(s, cuts[s], cuts[s + 1]);
-                    ranks[of[s]] += weight;
-                    heaviest = heaviest.max(weight);
-                }
-                found.push((ranks.into_iter().max().unwrap(), heaviest));
-            }
+            found.extend((cuts[stage] == line.layers()).then(|| cuts.clone()));
             return;
         }
         for to in cuts[stage] + line.needs(stage)..=line.layers() {
             cuts.push(to);
-            extend(line, cuts, of, found);
+            extend(line, cuts, found);
             cuts.pop();
         }
     }
-    let line = Line::new(weights, ranks.len()).expect("enough layers");
     let mut found = Vec::new();
-    extend(&line, &mut vec![0], ranks, &mut found);
+    extend(line, &mut vec![0], &mut found);
     found
+}
+
+/// Every cut of the layers, as `(max_rank, max_stage)`.
+fn all_cuts(weights: &Weights, ranks: &[usize]) -> Vec<(u64, u64)> {
+    let line = Line::new(weights, ranks.len()).expect("enough layers");
+    let heaviest = |cuts: Vec<usize>| {
+        let mut sums = vec![0; ranks.len()];
+        let stages: Vec<u64> = (cuts.windows(2).enumerate())
+            .map(|(stage, cut)| line.weight(stage, cut[0], cut[1]))
+            .collect();
+        for (rank, weight) in ranks.iter().zip(&stages) {
+            sums[*rank] += weight;
+        }
+        let heaviest = |of: Vec<u64>| of.into_iter().max().expect("a stage");
+        (heaviest(sums), heaviest(stages))
+    };
+    cuts_of(&line).into_iter().map(heaviest).collect()
 }
 
 fn check_is_a_cut(stages: &[Vec<u32>], layers: usize) {
@@ -71,6 +78,80 @@ fn oracle_heaviest_stage_is_least() {
             assert_eq!(cut.max_rank, cut.max_stage);
         }
     }
+}
+
+/// Where stages may hold so many layers at most, and their first layers weigh more than those behind.
+#[test]
+fn oracle_of_what_stages_may_hold_the_best_is_found() {
+    let mut random = SplitMix64::new(11);
+    let (mut found, mut none) = (0, 0);
+    for case in 0..400 {
+        let num_layers = 2 + random.below(8) as usize;
+        let stages = 1 + random.below(num_layers.min(5) as u64) as usize;
+        let layers: Vec<u64> = (0..num_layers).map(|_| 1 + random.below(20)).collect();
+        let weights = Weights {
+            layers: &layers,
+            first: random.below(20),
+            last: random.below(40),
+            first_may_be_bare: false,
+            last_may_be_bare: case % 2 == 0,
+        };
+        let most: Vec<usize> = (0..stages).map(|_| 1 + random.below(6) as usize).collect();
+        let again = random.below(4) as usize;
+        let more = |stage: usize, of: Range<usize>| {
+            (of.len() <= most[stage]).then(|| 3 * of.len().min(again) as u64)
+        };
+        let microbatches = 1 + random.below(9) as u32;
+        let line = Line::new(&weights, stages).expect("enough layers");
+        // Of each cut: its heaviest stage, the sum of squares, and when its last rank is done.
+        let all = cuts_of(&line).into_iter().filter_map(|cuts| {
+            let each: Option<Vec<u64>> = (cuts.windows(2).enumerate())
+                .map(|(stage, cut)| {
+                    Some(line.weight(stage, cut[0], cut[1]) + more(stage, cut[0]..cut[1])?)
+                })
+                .collect();
+            let each = each?;
+            let done = each
+                .iter()
+                .zip(&cuts)
+                .enumerate()
+                .map(|(stage, (own, &from))| {
+                    let before: u64 = layers[..from].iter().sum();
+                    let first = if stage == 0 { 0 } else { weights.first };
+                    own * u64::from(microbatches) + before + first
+                });
+            let squares: u64 = each.iter().map(|own| own * own).sum();
+            Some((each.iter().copied().max()?, squares, done.max()?))
+        });
+        let all: Vec<(u64, u64, u64)> = all.collect();
+        let best = all
+            .iter()
+            .map(|&(heaviest, squares, _)| (heaviest, squares));
+        let least = all.iter().map(|&(.., done)| done).min();
+        for cap in [u64::MAX, least.unwrap_or(1)] {
+            let own = super::least(&weights, stages as u32, microbatches, cap, more);
+            assert_eq!(own, least, "case {case}");
+        }
+        let under = least.unwrap_or(1) - 1;
+        let own = super::least(&weights, stages as u32, microbatches, under, more);
+        assert_eq!(own, None, "case {case}");
+        let cut = within(&weights, stages as u32, u64::MAX, more);
+        let cut = cut.map(|stages| {
+            check_is_a_cut(&stages, num_layers);
+            let each = stages.iter().enumerate().map(|(stage, of)| {
+                let from = stages[..stage].iter().map(Vec::len).sum::<usize>();
+                let range = from..from + of.len();
+                let more = more(stage, range.clone()).expect("may be held");
+                line.weight(stage, range.start, range.end) + more
+            });
+            let each: Vec<u64> = each.collect();
+            let squares = each.iter().map(|own| own * own).sum::<u64>();
+            (*each.iter().max().expect("a stage"), squares)
+        });
+        assert_eq!(cut, best.min(), "case {case}");
+        *if cut.is_some() { &mut found } else { &mut none } += 1;
+    }
+    assert!(found > 100 && none > 50, "{found} found, {none} without");
 }
 
 #[test]

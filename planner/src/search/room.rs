@@ -6,6 +6,8 @@
 //! model has, no split fits. Counted so: the heaviest kind of layer alone, the two heaviest, and so on, all as the lightest
 //! among them. What units of buckets, messages in the middle of a pipeline and buffers of weights take is left out.
 
+use std::ops::Range;
+
 use moefold_profiles::units::Bytes;
 
 use super::by_set::OfSet;
@@ -25,8 +27,8 @@ pub(crate) struct Room<'a> {
     free: f64,
     /// What a message between stages takes.
     message: f64,
-    /// State of a layer of each kind; the kinds that there are, the heaviest first.
-    kinds: Vec<(&'a Kind, f64, u32)>,
+    /// Kinds of layers that there are, the one of heaviest state first: their places, a layer's state, and how many there are.
+    kinds: Vec<(usize, f64, u32)>,
     /// State of the embedding and of the head.
     ends: [f64; 2],
 }
@@ -94,10 +96,10 @@ impl<'a> Room<'a> {
         for &kind in &question.kind_of {
             layers[kind] += 1;
         }
-        let each = shape.kinds.iter().zip(layers);
-        let each = each.filter(|(_, layers)| *layers > 0);
-        let mut kinds: Vec<(&Kind, f64, u32)> = each
-            .map(|(kind, layers)| (kind, state(kind.memory.alike().shard), layers))
+        let each = shape.kinds.iter().zip(layers).enumerate();
+        let each = each.filter(|(_, (_, layers))| *layers > 0);
+        let mut kinds: Vec<(usize, f64, u32)> = each
+            .map(|(place, (kind, layers))| (place, state(kind.memory.alike().shard), layers))
             .collect();
         kinds.sort_by(|a, b| b.1.total_cmp(&a.1));
         let mut ends = [&shape.embedding, &shape.head].map(|end| state(end.memory.alike().shard));
@@ -126,6 +128,29 @@ impl<'a> Room<'a> {
 
     /// Whether the layers may fit under some recompute sets; if not, no split of them does.
     pub(crate) fn may_hold(&self, of: Of<'_>) -> bool {
+        self.of_heaviest(of, |heaviest| heaviest.without_place() == 0)
+    }
+
+    /// The most layers of its heaviest kinds that each pipeline rank may hold under some recompute sets.
+    pub(crate) fn most(&self, of: Of<'_>) -> Most {
+        let (kinds, kind_of) = (&self.kinds, &self.case.question.kind_of);
+        let mut most = Most(Vec::with_capacity(kinds.len()));
+        self.of_heaviest(of, |heaviest| {
+            let among = &kinds[..=most.0.len()];
+            let is_one = |kind| among.iter().any(|(place, ..)| *place == kind);
+            let mut before = vec![0];
+            for &kind in kind_of {
+                before.push(before[before.len() - 1] + u64::from(is_one(kind)));
+            }
+            let ranks = (0..self.occupancies.len()).map(|rank| heaviest.most_on(rank));
+            most.0.push((before, ranks.collect()));
+            true
+        });
+        most
+    }
+
+    /// Whether something is so of the heaviest kind, of the two heaviest, and so on to all.
+    fn of_heaviest(&self, of: Of<'_>, mut is_so: impl FnMut(&Heaviest<'_, '_>) -> bool) -> bool {
         let least = |kind: &Kind, own: &dyn Fn(&OfSet) -> f64| match of {
             Of::Choice(Sets::Every(set)) => own(&kind.memory[*set]),
             Of::Choice(Sets::Each(_) | Sets::First { .. }) | Of::Any => {
@@ -150,8 +175,9 @@ impl<'a> Room<'a> {
             if whole { bytes as f64 } else { 0.0 }
         };
         // Any kind may be the last of a stage.
-        let (embedding, head) = (&self.case.shape.embedding, &self.case.shape.head);
-        let kinds = || self.kinds.iter().map(|(kind, ..)| *kind);
+        let shape = self.case.shape;
+        let (embedding, head) = (&shape.embedding, &shape.head);
+        let kinds = || self.kinds.iter().map(|(place, ..)| &shape.kinds[*place]);
         let last = kinds().map(|kind| least(kind, &passes));
         let last = last.fold(f64::INFINITY, f64::min);
         let lightest = kinds().map(|kind| least(kind, &works));
@@ -161,7 +187,11 @@ impl<'a> Room<'a> {
             running: least(head, &passes),
         };
         let mut sum: Option<Least> = None;
-        for (kind, state, layers) in &self.kinds {
+        let first = match of {
+            Of::Choice(Sets::First { layers, .. }) => *layers,
+            _ => u32::MAX,
+        };
+        for (kind, (_, state, layers)) in kinds().zip(&self.kinds) {
             let own = Least {
                 state: *state,
                 saved: least(kind, &saved),
@@ -177,79 +207,124 @@ impl<'a> Room<'a> {
                 layers: sum.layers + own.layers,
             });
             sum = Some(all);
-            let first = match of {
-                Of::Choice(Sets::First { layers, .. }) => *layers,
-                _ => u32::MAX,
+            let heaviest = Heaviest {
+                room: self,
+                least: all,
+                first,
+                ends: &ends,
+                last,
+                lightest,
             };
-            if !self.has_places(&all, first, &ends, [last, lightest]) {
+            if !is_so(&heaviest) {
                 return false;
             }
         }
         true
     }
+}
 
-    /// Whether all ranks together have room for such layers, of which so many of a stage may be its first.
-    fn has_places(
-        &self,
-        least: &Least,
-        first: u32,
-        ends: &Ends,
-        [last, lightest]: [f64; 2],
-    ) -> bool {
-        let layout = self.case.layout;
-        let first = f64::from(first) * f64::from(layout.vpp());
+/// What is asked of the heaviest kinds of layers of a room.
+struct Heaviest<'r, 'a> {
+    room: &'r Room<'a>,
+    least: Least,
+    /// So many of a stage may be its first.
+    first: u32,
+    ends: &'r Ends,
+    /// What the backward pass of the last layer of a stage works in at least, and that of any.
+    last: f64,
+    lightest: f64,
+}
+
+impl Heaviest<'_, '_> {
+    /// How many of them all ranks together have no room for.
+    fn without_place(&self) -> u64 {
+        let mut left = u64::from(self.least.layers);
+        for rank in 0..self.room.occupancies.len() {
+            if left == 0 {
+                break;
+            }
+            left = left.saturating_sub(self.most_on(rank));
+        }
+        left
+    }
+
+    /// The most of them that a pipeline rank has room for.
+    fn most_on(&self, rank: usize) -> u64 {
+        let Self {
+            room,
+            least,
+            ends,
+            last,
+            lightest,
+            ..
+        } = *self;
+        let layout = room.case.layout;
+        let first = f64::from(self.first) * f64::from(layout.vpp());
         let several = layout.vpp() > 1;
         // Given stages may be empty.
-        let given = self.case.question.options.stages.is_some();
+        let given = room.case.question.options.stages.is_some();
         // The first may be, where there are more of them than layers; the last may be anyway.
-        let bare = layout.stages() as usize > self.case.question.kind_of.len();
+        let bare = layout.stages() as usize > room.case.question.kind_of.len();
         let holder = layout.places().rank_of(layout.stages() - 1) as usize;
         let stages = f64::from(layout.stages() > 1);
-        let most_on = |(rank, occupancies): (usize, &Vec<(&Occupancy, f64)>)| -> u64 {
-            let (is_first, is_last) = (rank == 0, rank == holder);
-            let state = f64::from(is_first) * self.ends[0] + f64::from(is_last) * self.ends[1];
-            let most_at = |&(at, live): &(&Occupancy, f64)| {
-                let mut taken = state + self.message * f64::from(at.messages);
-                if is_first {
-                    // What the first stage sends is not kept.
-                    let first = f64::from(at.live[0]);
-                    taken += first * (ends.saved[0] - self.message * stages);
+        let (is_first, is_last) = (rank == 0, rank == holder);
+        let state = f64::from(is_first) * room.ends[0] + f64::from(is_last) * room.ends[1];
+        let most_at = |&(at, live): &(&Occupancy, f64)| {
+            let mut taken = state + room.message * f64::from(at.messages);
+            if is_first {
+                // What the first stage sends is not kept.
+                let first = f64::from(at.live[0]);
+                taken += first * (ends.saved[0] - room.message * stages);
+            }
+            if is_last {
+                let last = at.live.last().map_or(0.0, |&live| f64::from(live));
+                taken += last * (ends.saved[1] + room.message * stages);
+            }
+            if at.running == Running::Backward && !(several && given) {
+                // What runs may be an end of the model alone.
+                let (first_bare, last_bare) = (several && is_first && bare, several && is_last);
+                if !first_bare && !last_bare {
+                    taken += if several { lightest } else { least.running };
                 }
-                if is_last {
-                    let last = at.live.last().map_or(0.0, |&live| f64::from(live));
-                    taken += last * (ends.saved[1] + self.message * stages);
-                }
-                if at.running == Running::Backward && !(several && given) {
-                    // What runs may be an end of the model alone.
-                    let (first_bare, last_bare) = (several && is_first && bare, several && is_last);
-                    if !first_bare && !last_bare {
-                        taken += if several { lightest } else { least.running };
-                    }
-                    taken += match (is_last, first_bare) {
-                        (true, _) => last.min(ends.running),
-                        (false, true) => 0.0,
-                        (false, false) => last,
-                    };
-                }
-                let each = |saved: f64| least.state + saved * live;
-                let free = self.free - taken;
-                let places = free / each(least.saved);
-                let places = if places > first {
-                    let behind = (free - first * each(least.saved)) / each(least.saved_behind);
-                    first + behind
-                } else {
-                    places
+                taken += match (is_last, first_bare) {
+                    (true, _) => last.min(ends.running),
+                    (false, true) => 0.0,
+                    (false, false) => last,
                 };
-                places.max(0.0) as u64
+            }
+            let each = |saved: f64| least.state + saved * live;
+            let free = room.free - taken;
+            let places = free / each(least.saved);
+            let places = if places > first {
+                let behind = (free - first * each(least.saved)) / each(least.saved_behind);
+                first + behind
+            } else {
+                places
             };
-            occupancies.iter().map(most_at).min().unwrap_or(u64::MAX)
+            places.max(0.0) as u64
         };
-        let mut left = u64::from(least.layers);
-        let mut each = self.occupancies.iter().enumerate().map(most_on);
-        each.any(|most| {
-            left = left.saturating_sub(most);
-            left == 0
-        })
+        let each = room.occupancies[rank].iter();
+        each.map(most_at).min().unwrap_or(u64::MAX)
+    }
+}
+
+/// The most layers of some kinds that each pipeline rank may hold: for each of several groups of kinds, how many of them
+/// are before each layer, and the most of each rank.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Most(Vec<(Vec<u64>, Vec<u64>)>);
+
+impl Most {
+    /// Whether a rank may hold some layers, which follow one another.
+    pub(crate) fn may_hold(&self, rank: usize, layers: &Range<usize>) -> bool {
+        let mut groups = self.0.iter();
+        groups.all(|(before, most)| before[layers.end] - before[layers.start] <= most[rank])
+    }
+
+    /// A rank has no room for so many layers of all kinds.
+    pub(crate) fn lower(&mut self, rank: usize, layers: u64) {
+        if let Some((_, most)) = self.0.last_mut() {
+            most[rank] = most[rank].min(layers.saturating_sub(1));
+        }
     }
 }
 

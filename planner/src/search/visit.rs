@@ -1,6 +1,7 @@
 //! Visiting a unit: a legal layout with its children, of which the best that fits is found.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{ControlFlow, Range};
 
 use moefold_profiles::ByClass;
@@ -10,7 +11,7 @@ use super::candidate::{self, Case, StageSplit};
 use super::floor::floor_s;
 use super::predict::Choice;
 use super::recompute::Sets;
-use super::room::{Of, Room};
+use super::room::{Most, Of, Room};
 use super::schedules::{Schedules, Simulated};
 use super::shape::{Question, Shape, Shapes};
 use super::watch::Looks;
@@ -381,46 +382,79 @@ pub(crate) fn split_bound_s(question: &Question<'_>, unit: &Unit<'_>, shapes: &S
 /// Seconds that no child of a unit takes less than which may fit, however its layers are split; or `within_s`, where that
 /// is less.
 fn least_of_splits_s(questions: &[Question<'_>], unit: &Unit<'_>, within_s: f64) -> f64 {
-    let mut least_s = f64::INFINITY;
+    let mut least_s = within_s;
     for (question, shapes) in questions.iter().zip(unit.shapes) {
-        let (capacity, choices) = (question.capacity(), &question.choices);
-        for (schedule, occupancies) in unit.schedules(question) {
-            for (index, shape) in shapes.first(question).iter().enumerate() {
-                let case = |shape| Case {
-                    question,
-                    layout: unit.layout,
-                    shape,
-                    schedule,
+        for under in unit.schedules(question) {
+            for index in 0..shapes.first(question).len() {
+                least_s = least_of_shape_s((question, unit), shapes, index, under, least_s);
+            }
+        }
+    }
+    least_s
+}
+
+/// The same of one of its shapes under a schedule.
+fn least_of_shape_s(
+    (question, unit): (&Question<'_>, &Unit<'_>),
+    shapes: &Shapes,
+    index: usize,
+    (schedule, occupancies): (ScheduleName, &[Vec<Occupancy>]),
+    within_s: f64,
+) -> f64 {
+    let (capacity, choices) = (question.capacity(), &question.choices);
+    let case = |shape| Case {
+        question,
+        layout: unit.layout,
+        shape,
+        schedule,
+    };
+    let endless = Most::default();
+    // Least under all others is least where room is no matter.
+    let first = &shapes.first(question)[index];
+    if candidate::least_s(case(first), &choices[0], &endless, within_s) >= within_s {
+        return within_s;
+    }
+    let shape = if choices.len() > 1 {
+        &shapes.all(question)[index]
+    } else {
+        first
+    };
+    let room = Room::new(case(shape), occupancies, capacity);
+    // How many layers ranks may hold, where all have places.
+    let most = |of: Of<'_>| match &room {
+        Some(room) => room.may_hold(of).then(|| room.most(of)),
+        None => Some(Most::default()),
+    };
+    let mut least_s = within_s;
+    for sets in choices {
+        if candidate::least_s(case(shape), sets, &endless, least_s) < least_s
+            && let Some(most) = most(Of::Choice(sets))
+        {
+            least_s = candidate::least_s(case(shape), sets, &most, least_s);
+        }
+    }
+    match question.by_layer {
+        Some(ByLayer::Each) if choices.len() > 1 => {
+            if let Some(most) = most(Of::Any) {
+                least_s = candidate::least_s(case(shape), &choices[0], &most, least_s);
+            }
+        }
+        Some(ByLayer::Block) if choices.len() > 1 => {
+            let set = question.sets.len() - 1;
+            for layers in 1..=question.kind_of.len() as u32 {
+                let of = |most: &Most, within_s| {
+                    candidate::least_of_block_s(case(shape), (layers, set), most, within_s)
                 };
-                let holds = |shape, of: Of<'_>| {
-                    let room = Room::new(case(shape), occupancies, capacity);
-                    room.is_none_or(|room| room.may_hold(of))
-                };
-                if holds(shape, Of::Choice(&choices[0])) {
-                    // No other choice takes less.
-                    least_s = least_s.min(candidate::least_s(case(shape), &choices[0]));
-                } else if choices.len() > 1 {
-                    let shape = &shapes.all(question)[index];
-                    let each = choices.iter();
-                    let each = each.filter(|sets| holds(shape, Of::Choice(sets)));
-                    let by_itself = question.by_layer == Some(ByLayer::Each);
-                    let by_layer = by_itself && holds(shape, Of::Any);
-                    let each = each.chain(by_layer.then_some(&choices[0]));
-                    let each = each.map(|sets| candidate::least_s(case(shape), sets));
-                    least_s = each.fold(least_s, f64::min);
-                    if question.by_layer == Some(ByLayer::Block) {
-                        let (set, all) = (question.sets.len() - 1, question.kind_of.len() as u32);
-                        let first = |layers| Sets::First { layers, set };
-                        let fits = |&layers: &u32| holds(shape, Of::Choice(&first(layers)));
-                        let fewest = (1..=all).find(fits);
-                        let of = |layers| {
-                            candidate::least_of_block_s(case(shape), layers, set, within_s)
-                        };
-                        least_s = least_s.min(fewest.map_or(f64::INFINITY, of));
-                    }
+                // More take longer.
+                if of(&endless, least_s) >= least_s {
+                    break;
+                }
+                if let Some(most) = most(Of::Choice(&Sets::First { layers, set })) {
+                    least_s = of(&most, least_s);
                 }
             }
         }
+        _ => {}
     }
     least_s
 }
@@ -578,7 +612,8 @@ impl<'a> Trial<'_, 'a> {
         ControlFlow::Continue(())
     }
 
-    /// Tries children in the order of their bounds.
+    /// Tries children in the order of their bounds. Where the layers of one have no room as they are split, another split
+    /// is looked for that has it.
     fn run(
         &mut self,
         schedule: &mut Scheduled<'a>,
@@ -588,10 +623,14 @@ impl<'a> Trial<'_, 'a> {
         outcome: &mut Outcome<'a>,
     ) -> ControlFlow<()> {
         let (question, unit) = (self.question, self.unit);
-        let objective = question.options.objective;
-        let by_time = objective != Objective::Memory;
-        let capacity = question.capacity();
-        let layout = unit.layout;
+        let by_time = question.options.objective != Objective::Memory;
+        // A rank of several stages may hold them in more ways than are gone through.
+        let may_move = by_time
+            && (2..).contains(&unit.layout.stages())
+            && unit.layout.vpp() == 1
+            && question.options.stages.is_none()
+            && question.splits.is_empty();
+        let mut moved = BTreeSet::new();
         for child in children {
             let beaten = self.beaten(outcome);
             if by_time && child.bound_s >= beaten {
@@ -602,72 +641,131 @@ impl<'a> Trial<'_, 'a> {
             let (shape, split) = (&shapes[child.shape], &splits[child.shape][child.split]);
             let case = Case {
                 question,
-                layout,
+                layout: unit.layout,
                 shape,
                 schedule: schedule.name,
             };
             let place = (schedule.name, child.shape, child.choice);
-            let sets = if let Some(sets) = question.choices.get(child.choice) {
-                sets.clone()
+            let by_layer = child.choice == question.choices.len();
+            let sets = if by_layer {
+                split.by_layer(case, schedule.occupancies)
             } else {
-                let Some(sets) = split.by_layer(case, schedule.occupancies) else {
-                    self.state.entry(place).or_insert(false);
-                    continue;
-                };
-                sets
+                Some(question.choices[child.choice].clone())
             };
-            // What a choice by layer is comes after its bound was asked for.
-            if matches!(sets, Sets::First { .. }) && by_time {
-                let bound_s = split.bound(case, &sets).seconds().0;
-                if bound_s >= beaten {
-                    self.left_s = self.left_s.min(bound_s);
-                    continue;
-                }
-            }
-            let memory = split.memory(case, &sets, schedule.occupancies);
-            let peak = peak(&memory);
-            debug_assert!(
-                Room::new(case, schedule.occupancies, peak)
-                    .is_none_or(|room| room.may_hold(Of::Choice(&sets))),
-                "{layout:?} {place:?} has no room for {peak:?}"
-            );
-            let on_host = split.on_host(case, &sets, schedule.occupancies);
-            if peak > capacity || !question.host_holds(peak, on_host) {
+            let has_room = sets.is_some_and(|sets| {
+                self.one(
+                    (&mut *schedule, shape),
+                    place,
+                    Cow::Borrowed(split),
+                    sets,
+                    outcome,
+                )
+            });
+            if !has_room {
                 self.state.entry(place).or_insert(false);
+            }
+            if !may_move || (has_room && !by_layer) || !moved.insert(place) {
                 continue;
             }
-            if !by_time && peak.gib() >= beaten {
-                continue;
-            }
-            self.state.insert(place, true);
-            let times = split.times(case, &sets);
-            let name = schedule.name;
-            let simulated = schedule
-                .simulated
-                .get_or_insert_with(|| unit.schedules.simulated(layout, name));
-            let step_s = simulated.simulator().run(&times).total.seconds().0;
-            let found = Found {
-                unit,
-                question: self.number,
-                schedule: name,
-                occupancies: schedule.occupancies,
-                shape,
-                split: split.clone(),
-                sets,
-                step_s,
-                peak,
+            let each: Vec<Sets> = match question.choices.get(child.choice) {
+                Some(sets) => vec![sets.clone()],
+                None if question.by_layer == Some(ByLayer::Block) => split.firsts(question),
+                None => Vec::new(),
             };
-            outcome.feasible.push(found.candidate(question));
-            let slower = if found.score(objective) < beaten {
-                outcome.best.replace(found)
-            } else {
-                Some(found)
-            };
-            if let Some(slower) = slower {
-                self.left_s = self.left_s.min(slower.step_s);
+            for sets in each {
+                let beaten = self.beaten(outcome);
+                // Those that follow take longer.
+                let endless = &Most::default();
+                if by_layer && candidate::least_s(case, &sets, endless, beaten) >= beaten {
+                    break;
+                }
+                let split = candidate::split_with_room(case, &sets, schedule.occupancies, beaten);
+                if let Some(split) = split {
+                    self.looks.begin()?;
+                    self.one(
+                        (&mut *schedule, shape),
+                        place,
+                        Cow::Owned(split),
+                        sets,
+                        outcome,
+                    );
+                }
             }
         }
         ControlFlow::Continue(())
+    }
+
+    /// Tries a split under some recompute sets: whether it has room.
+    fn one(
+        &mut self,
+        (schedule, shape): (&mut Scheduled<'a>, &'a Shape),
+        place: (ScheduleName, usize, usize),
+        split: Cow<'_, StageSplit>,
+        sets: Sets,
+        outcome: &mut Outcome<'a>,
+    ) -> bool {
+        let (question, unit) = (self.question, self.unit);
+        let objective = question.options.objective;
+        let by_time = objective != Objective::Memory;
+        let capacity = question.capacity();
+        let layout = unit.layout;
+        let case = Case {
+            question,
+            layout,
+            shape,
+            schedule: schedule.name,
+        };
+        let beaten = self.beaten(outcome);
+        // What a choice by layer is comes after its bound was asked for.
+        if matches!(sets, Sets::First { .. }) && by_time {
+            let bound_s = split.bound(case, &sets).seconds().0;
+            if bound_s >= beaten {
+                self.left_s = self.left_s.min(bound_s);
+                return true;
+            }
+        }
+        let memory = split.memory(case, &sets, schedule.occupancies);
+        let peak = peak(&memory);
+        debug_assert!(
+            Room::new(case, schedule.occupancies, peak)
+                .is_none_or(|room| room.may_hold(Of::Choice(&sets))),
+            "{layout:?} {place:?} has no room for {peak:?}"
+        );
+        let on_host = split.on_host(case, &sets, schedule.occupancies);
+        if peak > capacity || !question.host_holds(peak, on_host) {
+            return false;
+        }
+        if !by_time && peak.gib() >= beaten {
+            return true;
+        }
+        self.state.insert(place, true);
+        let times = split.times(case, &sets);
+        let name = schedule.name;
+        let simulated = schedule
+            .simulated
+            .get_or_insert_with(|| unit.schedules.simulated(layout, name));
+        let step_s = simulated.simulator().run(&times).total.seconds().0;
+        let found = Found {
+            unit,
+            question: self.number,
+            schedule: name,
+            occupancies: schedule.occupancies,
+            shape,
+            split: split.into_owned(),
+            sets,
+            step_s,
+            peak,
+        };
+        outcome.feasible.push(found.candidate(question));
+        let slower = if found.score(objective) < beaten {
+            outcome.best.replace(found)
+        } else {
+            Some(found)
+        };
+        if let Some(slower) = slower {
+            self.left_s = self.left_s.min(slower.step_s);
+        }
+        true
     }
 }
 

@@ -397,22 +397,27 @@ impl StageSplit {
     fn fewest_again(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> Option<Sets> {
         let question = case.question;
         let capacity = question.capacity();
-        let most = self.stages.iter().map(Vec::len).max().unwrap_or(0) as u32;
-        let most = most - u32::from(question.model.mtp.is_empty());
         // What has not fitted last is likely not to fit next.
         let mut fullest = 0;
         let ranks = occupancies.len();
+        self.firsts(question).into_iter().find(|sets| {
+            let mut each = (0..ranks).map(|rank| (fullest + rank) % ranks);
+            let too_full = each.find(|&rank| {
+                let memory = self.memory_of(case, rank, sets, &occupancies[rank]);
+                memory.total() > capacity
+            });
+            fullest = too_full.unwrap_or(fullest);
+            too_full.is_none()
+        })
+    }
+
+    /// One layer at the beginning of each stage computes all again, two, and so on to what is not all of every stage.
+    pub(crate) fn firsts(&self, question: &Question<'_>) -> Vec<Sets> {
+        let most = self.stages.iter().map(Vec::len).max().unwrap_or(0) as u32;
+        let most = most - u32::from(question.model.mtp.is_empty());
         (1..=most)
             .map(|layers| first_of_stages(question, layers))
-            .find(|sets| {
-                let mut each = (0..ranks).map(|rank| (fullest + rank) % ranks);
-                let too_full = each.find(|&rank| {
-                    let memory = self.memory_of(case, rank, sets, &occupancies[rank]);
-                    memory.total() > capacity
-                });
-                fullest = too_full.unwrap_or(fullest);
-                too_full.is_none()
-            })
+            .collect()
     }
 
     /// A choice for each layer by itself, on every rank whose memory it fits: see [`by_layer`].

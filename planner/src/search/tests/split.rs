@@ -102,7 +102,9 @@ fn oracle_the_gap_covers_the_best_of_all_splits() {
     ] {
         let mut model: Model = presets::load(name).expect("a preset");
         model.layers.truncate(8);
-        for (global_batch, memory_gib) in [(32, None), (64, None), (256, None), (64, Some(0.9))] {
+        let whole = [32, 64, 256].map(|global_batch| (global_batch, None));
+        let part = [0.97, 0.9, 0.8].map(|share| (64, Some(share)));
+        for (global_batch, memory_gib) in whole.into_iter().chain(part) {
             let mut options = options.clone();
             options.batch.global_batch = global_batch;
             options.pins = pins.parse().expect("degrees");
