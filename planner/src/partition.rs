@@ -61,8 +61,8 @@ pub fn partition(weights: &Weights, places: Places) -> Option<Partition> {
 }
 
 /// The cut into so many stages, one a rank, whose heaviest is least, and among those the sum of squares, where a stage of
-/// some layers weighs something more, or is none that may be; the more layers, the more, and then none. `None` where all cuts
-/// that are left have a stage above `cap`.
+/// some layers weighs something more, or is none that may be, and then none of more layers may. `None` where all cuts that are
+/// left have a stage above `cap`.
 pub fn within(
     weights: &Weights,
     stages: u32,
@@ -84,11 +84,15 @@ pub fn least(
 ) -> Option<u64> {
     let line = Line::new(weights, stages as usize)?;
     let over = |stage: usize, from: usize, to: usize| {
+        let more = more(stage, from..to)?;
         let own = line.weight(stage, from, to);
-        let own = own.saturating_add(more(stage, from..to)?);
-        let own = own.saturating_mul(microbatches.into());
-        let before = if stage == 0 { 0 } else { line.first };
-        Some(own.saturating_add(line.before[from]).saturating_add(before))
+        let first = if stage == 0 { 0 } else { line.first };
+        let before = line.before[from].saturating_add(first);
+        let done = |own: u64| {
+            own.saturating_mul(microbatches.into())
+                .saturating_add(before)
+        };
+        Some([done(own), done(own.saturating_add(more))])
     };
     let (least, _) = line.best(cap, over, |last, own| last.max(u128::from(own)))?;
     Some(u64::try_from(least).unwrap_or(u64::MAX))
@@ -232,12 +236,13 @@ impl Line {
     ) -> Option<Vec<usize>> {
         let weight = |stage, from, to| {
             let more = more(stage, from..to)?;
-            Some(self.weight(stage, from, to).saturating_add(more))
+            let own = self.weight(stage, from, to);
+            Some([own, own.saturating_add(more)])
         };
         // No heavier than any cut's.
         let cuts = self.in_one_pass();
         let stages = cuts.windows(2).enumerate();
-        let known = stages.map(|(stage, cut)| weight(stage, cut[0], cut[1]));
+        let known = stages.map(|(stage, cut)| Some(weight(stage, cut[0], cut[1])?[1]));
         let known: Option<Vec<u64>> = known.collect();
         let known = known.and_then(|known| known.into_iter().max());
         let known = known.map_or(cap, |known| known.min(cap));
@@ -251,12 +256,13 @@ impl Line {
         Some(self.best(cap, weight, squares)?.1)
     }
 
-    /// The least total over all cuts without a stage above `cap` and of those that have a weight, and cuts that reach it,
-    /// where `weight` of a stage grows with its layers and `add` extends a total by a stage and grows with both.
+    /// The least total over all cuts into stages that weigh something and none above `cap`, and cuts that reach it.
+    /// `weight` of a stage is a floor that grows with its layers, and then what it weighs; with more layers than one that
+    /// weighs nothing it weighs nothing either. `add` extends a total by a stage and grows with both.
     fn best(
         &self,
         cap: u64,
-        weight: impl Fn(usize, usize, usize) -> Option<u64>,
+        weight: impl Fn(usize, usize, usize) -> Option<[u64; 2]>,
         add: impl Fn(u128, u64) -> u128,
     ) -> Option<(u128, Vec<usize>)> {
         let layers = self.layers();
@@ -268,11 +274,11 @@ impl Line {
             let mut next = vec![u128::MAX; layers + 1];
             for to in self.needs(stage)..=layers {
                 for from in (0..=to - self.needs(stage)).rev() {
-                    let weight = weight(stage, from, to).filter(|weight| *weight <= cap);
-                    let Some(weight) = weight else {
+                    let weight = weight(stage, from, to).filter(|[floor, _]| *floor <= cap);
+                    let Some([_, weight]) = weight else {
                         break;
                     };
-                    if total[from] == u128::MAX {
+                    if weight > cap || total[from] == u128::MAX {
                         continue;
                     }
                     let sum = add(total[from], weight);

@@ -97,9 +97,12 @@ fn oracle_of_what_stages_may_hold_the_best_is_found() {
             last_may_be_bare: case % 2 == 0,
         };
         let most: Vec<usize> = (0..stages).map(|_| 1 + random.below(6) as usize).collect();
-        let again = random.below(4) as usize;
+        let again: Vec<u64> = (0..num_layers).map(|_| random.below(12)).collect();
+        let first = random.below(4) as usize;
+        // It does not grow with every layer.
         let more = |stage: usize, of: Range<usize>| {
-            (of.len() <= most[stage]).then(|| 3 * of.len().min(again) as u64)
+            let is_there = of.len() <= most[stage];
+            is_there.then(|| of.take(first).map(|layer| again[layer]).sum())
         };
         let microbatches = 1 + random.below(9) as u32;
         let line = Line::new(&weights, stages).expect("enough layers");
