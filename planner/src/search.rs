@@ -3,7 +3,8 @@
 //! Every legal tuple of degrees is a unit; its children are dispatchers, recompute sets and splits.
 //! Units are visited in the order of a lower bound on their step (their work, divided as well as
 //! whole layers allow), children in the order of a tighter one ([`crate::simulate::lower_bound`]); a
-//! child is simulated only where its bound beats the best known and its memory fits. What is left
+//! child is simulated only where its bound beats the best known and its memory fits. Where a rank has
+//! no room for its layers, a split is looked for that gives it fewer. What is left
 //! when the bound passes the last place of the ranking cannot enter it, so the answer is exact for
 //! the candidates considered. Results do not depend on the number of threads.
 
@@ -242,7 +243,8 @@ fn plan_priced(
     let inside_domain = (!experts_inside_domain(&questions[0], best.unit.layout))
         .then(|| inside_domain(&questions, &units, watch))
         .flatten();
-    let of_layout = best.gap(&questions);
+    // Of splits that are given nobody asks what others gain.
+    let of_layout = splits.is_empty().then(|| best.gap(&questions)).flatten();
     let mut gap = of_layout.unwrap_or(0.0);
     if let Some(left) = unseen {
         gap = gap.max(1.0 - left.floor / best.score(options.objective));

@@ -164,7 +164,8 @@ fn more<'q>(
     for &kind in &case.question.kind_of {
         let kind = &case.shape.kinds[kind];
         let more_s = first.map_or(0.0, |(_, set)| kind.backward_s[set] - kind.backward_s[0]);
-        before.push(before[before.len() - 1] + nanoseconds(more_s.max(0.0)));
+        let more = nanoseconds(more_s.max(0.0));
+        before.push(more.saturating_add(before[before.len() - 1]));
     }
     move |stage, layers| {
         let to = first.map_or(layers.start, |(first, _)| {
@@ -251,20 +252,20 @@ fn least_of_cuts_s(case: Case<'_>, sets: &Sets, most: &Most, within_s: f64) -> f
 /// Tries of a split with room: a rank that has none for its layers has one less in the next.
 const TRIES: usize = 8;
 
-/// A split whose ranks have room under some recompute sets, of all cuts into stages that have it the one whose heaviest stage
-/// is least, as far as numbers of layers say who has room; none where none is found in a few tries, or would take
-/// less than `below_s`. Of layouts whose ranks have one stage each.
+/// A split whose ranks have room under some recompute sets: the one whose heaviest stage is least of the cuts that a floor of
+/// memory allows, with a layer less on each rank that turns out to be too full, until none is. None where none is found in a
+/// few tries, or would take `below_s` or longer. Of layouts whose ranks have one stage each.
 pub(crate) fn split_with_room(
     case: Case<'_>,
     sets: &Sets,
-    occupancies: &[Vec<Occupancy>],
+    (room, occupancies): (&Room<'_>, &[Vec<Occupancy>]),
     below_s: f64,
 ) -> Option<StageSplit> {
     let Case {
         question, layout, ..
     } = case;
     let capacity = question.capacity();
-    let mut most = Room::new(case, occupancies, capacity)?.most(Of::Choice(sets));
+    let mut most = room.most(Of::Choice(sets));
     let layers = layer_weights(case, sets);
     let weights = weights(case, &layers, sets);
     let cap = nanoseconds(below_s) / u64::from(layout.microbatches());
@@ -283,7 +284,8 @@ pub(crate) fn split_with_room(
             return Some(split);
         }
         for rank in full {
-            most.lower(rank, split.stages[rank].len() as u64);
+            let fewer = split.stages[rank].len().checked_sub(1)?;
+            most.lower(rank, fewer as u64);
         }
     }
     None

@@ -2,7 +2,8 @@
 //!
 //! Behind the fastest plan the front goes on with the fastest that needs less memory, and so on until nothing fits. Each
 //! step is a search under a smaller memory, of which the ones before it have done most: under less memory the best of a
-//! layout is the same as long as it fits, and no layout gets faster.
+//! layout is the same as long as it fits, and no layout gets faster, but for what a split that has room takes less than
+//! the one that was balanced without.
 
 use moefold_profiles::units::{Bytes, GIB};
 use rayon::prelude::*;

@@ -131,7 +131,8 @@ impl<'a> Room<'a> {
         self.of_heaviest(of, |heaviest| heaviest.without_place() == 0)
     }
 
-    /// The most layers of its heaviest kinds that each pipeline rank may hold under some recompute sets.
+    /// The most layers that each pipeline rank may hold under some recompute sets: of the heaviest kind, of the two heaviest,
+    /// and so on.
     pub(crate) fn most(&self, of: Of<'_>) -> Most {
         let (kinds, kind_of) = (&self.kinds, &self.case.question.kind_of);
         let mut most = Most(Vec::with_capacity(kinds.len()));
@@ -143,7 +144,8 @@ impl<'a> Room<'a> {
                 before.push(before[before.len() - 1] + u64::from(is_one(kind)));
             }
             let ranks = (0..self.occupancies.len()).map(|rank| heaviest.most_on(rank));
-            most.0.push((before, ranks.collect()));
+            let by_rank = ranks.collect();
+            most.0.push(MostOf { before, by_rank });
             true
         });
         most
@@ -308,22 +310,30 @@ impl Heaviest<'_, '_> {
     }
 }
 
-/// The most layers of some kinds that each pipeline rank may hold: for each of several groups of kinds, how many of them
-/// are before each layer, and the most of each rank.
+/// The most layers that each pipeline rank may hold, of each of several groups of kinds; any where there is none.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Most(Vec<(Vec<u64>, Vec<u64>)>);
+pub(crate) struct Most(Vec<MostOf>);
+
+/// The most layers of some kinds.
+#[derive(Debug, Clone)]
+struct MostOf {
+    /// How many are before each layer of the model, and in all.
+    before: Vec<u64>,
+    /// That a pipeline rank may hold.
+    by_rank: Vec<u64>,
+}
 
 impl Most {
     /// Whether a rank may hold some layers, which follow one another.
     pub(crate) fn may_hold(&self, rank: usize, layers: &Range<usize>) -> bool {
         let mut groups = self.0.iter();
-        groups.all(|(before, most)| before[layers.end] - before[layers.start] <= most[rank])
+        groups.all(|of| of.before[layers.end] - of.before[layers.start] <= of.by_rank[rank])
     }
 
-    /// A rank has no room for so many layers of all kinds.
+    /// A rank may hold no more than so many layers of all kinds.
     pub(crate) fn lower(&mut self, rank: usize, layers: u64) {
-        if let Some((_, most)) = self.0.last_mut() {
-            most[rank] = most[rank].min(layers.saturating_sub(1));
+        if let Some(of_all) = self.0.last_mut() {
+            of_all.by_rank[rank] = of_all.by_rank[rank].min(layers);
         }
     }
 }

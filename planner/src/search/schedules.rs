@@ -16,7 +16,7 @@ use crate::simulate::Simulator;
 /// A schedule by its name, pipeline degree, virtual stages and microbatches.
 type Key = (ScheduleName, [u32; 3]);
 
-/// Passes of the simulators that are kept: about 60 MB.
+/// Passes of the simulators that are kept: about 60 MB, or half as much again where backward passes are divided.
 const KEPT: u64 = 1 << 20;
 
 /// See the module's documentation.
@@ -50,7 +50,7 @@ impl Simulated {
 }
 
 /// Warm-up is over within two groups of `pp` microbatches and what follows repeats itself.
-fn occupied(layout: &Layout) -> [u32; 3] {
+fn occupancy_size(layout: &Layout) -> [u32; 3] {
     let matter = layout.microbatches().min(4 * layout.pp());
     [layout.pp(), layout.vpp(), matter]
 }
@@ -62,7 +62,7 @@ impl Schedules {
         layouts: &[Layout],
         watch: &Watch<'_>,
     ) -> Option<Self> {
-        let sizes: BTreeSet<[u32; 3]> = layouts.iter().map(occupied).collect();
+        let sizes: BTreeSet<[u32; 3]> = layouts.iter().map(occupancy_size).collect();
         let each = sizes.into_iter().flat_map(|size| {
             let schedules = question.schedules(size[0], size[1]);
             schedules.map(move |name| (name, size))
@@ -84,7 +84,7 @@ impl Schedules {
 
     /// By pipeline rank, the instants at which it may hold most.
     pub(crate) fn occupancies(&self, layout: &Layout, name: ScheduleName) -> &[Vec<Occupancy>] {
-        &self.occupancies[&(name, occupied(layout))]
+        &self.occupancies[&(name, occupancy_size(layout))]
     }
 
     /// A layout's schedule, whose dependencies are those that another of its size has, where they are kept.

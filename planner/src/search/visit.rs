@@ -409,10 +409,20 @@ fn least_of_shape_s(
         schedule,
     };
     let endless = Most::default();
-    // Least under all others is least where room is no matter.
+    // No other choice takes less than the first.
     let first = &shapes.first(question)[index];
-    if candidate::least_s(case(first), &choices[0], &endless, within_s) >= within_s {
+    let least_s = candidate::least_s(case(first), &choices[0], &endless, within_s);
+    if least_s >= within_s {
         return within_s;
+    }
+    let of = Of::Choice(&choices[0]);
+    let is_least = |room: Room<'_>| {
+        let most = room.may_hold(of).then(|| room.most(of));
+        let of_most = |most| candidate::least_s(case(first), &choices[0], &most, within_s);
+        most.is_some_and(|most| of_most(most) <= least_s)
+    };
+    if Room::new(case(first), occupancies, capacity).is_none_or(is_least) {
+        return least_s;
     }
     let shape = if choices.len() > 1 {
         &shapes.all(question)[index]
@@ -423,7 +433,7 @@ fn least_of_shape_s(
     // How many layers ranks may hold, where all have places.
     let most = |of: Of<'_>| match &room {
         Some(room) => room.may_hold(of).then(|| room.most(of)),
-        None => Some(Most::default()),
+        None => Some(endless.clone()),
     };
     let mut least_s = within_s;
     for sets in choices {
@@ -626,15 +636,19 @@ impl<'a> Trial<'_, 'a> {
         let by_time = question.options.objective != Objective::Memory;
         // A rank of several stages may hold them in more ways than are gone through.
         let may_move = by_time
-            && (2..).contains(&unit.layout.stages())
+            && unit.layout.stages() > 1
             && unit.layout.vpp() == 1
             && question.options.stages.is_none()
             && question.splits.is_empty();
         let mut moved = BTreeSet::new();
         for child in children {
             let beaten = self.beaten(outcome);
-            if by_time && child.bound_s >= beaten {
+            let is_beaten = by_time && child.bound_s >= beaten;
+            if is_beaten || may_move {
+                // A split that has room where there is less of it takes about as long.
                 self.left_s = self.left_s.min(child.bound_s);
+            }
+            if is_beaten {
                 break;
             }
             self.looks.begin()?;
@@ -672,16 +686,19 @@ impl<'a> Trial<'_, 'a> {
                 None if question.by_layer == Some(ByLayer::Block) => split.firsts(question),
                 None => Vec::new(),
             };
+            let Some(room) = Room::new(case, schedule.occupancies, question.capacity()) else {
+                continue;
+            };
             for sets in each {
+                self.looks.begin()?;
                 let beaten = self.beaten(outcome);
                 // Those that follow take longer.
                 let endless = &Most::default();
                 if by_layer && candidate::least_s(case, &sets, endless, beaten) >= beaten {
                     break;
                 }
-                let split = candidate::split_with_room(case, &sets, schedule.occupancies, beaten);
-                if let Some(split) = split {
-                    self.looks.begin()?;
+                let room = (&room, schedule.occupancies);
+                if let Some(split) = candidate::split_with_room(case, &sets, room, beaten) {
                     self.one(
                         (&mut *schedule, shape),
                         place,
@@ -695,7 +712,7 @@ impl<'a> Trial<'_, 'a> {
         ControlFlow::Continue(())
     }
 
-    /// Tries a split under some recompute sets: whether it has room.
+    /// Tries a split under some recompute sets. False where it has no room.
     fn one(
         &mut self,
         (schedule, shape): (&mut Scheduled<'a>, &'a Shape),

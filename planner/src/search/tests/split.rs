@@ -104,11 +104,11 @@ fn oracle_the_gap_covers_the_best_of_all_splits() {
         model.layers.truncate(8);
         let whole = [32, 64, 256].map(|global_batch| (global_batch, None));
         let part = [0.97, 0.9, 0.8].map(|share| (64, Some(share)));
-        for (global_batch, memory_gib) in whole.into_iter().chain(part) {
+        for (global_batch, share) in whole.into_iter().chain(part) {
             let mut options = options.clone();
             options.batch.global_batch = global_batch;
             options.pins = pins.parse().expect("degrees");
-            if let Some(share) = memory_gib {
+            if let Some(share) = share {
                 // Where the best of all does not fit.
                 let whole = run(&model, &cluster, gpus, &options);
                 options.memory_gib = Some(share * whole.plans[0].predicted.peak_gib);
@@ -135,14 +135,14 @@ fn oracle_the_gap_covers_the_best_of_all_splits() {
             );
             assert!(
                 found_s * (1.0 - gap) <= best_s * (1.0 + 1e-9),
-                "{name} {pins} {global_batch} {memory_gib:?}: {found_s} {gap} {best_s}"
+                "{name} {pins} {global_batch} {share:?}: {found_s} {gap} {best_s}"
             );
             cases += 1;
             tight += usize::from(layout.vpp == 1 && gap < 0.1);
             let off = found_s / best_s - 1.0;
             if off > worst.0 {
                 let of = format!(
-                    "{name} {pins} {global_batch} {memory_gib:?}: {:?}",
+                    "{name} {pins} {global_batch} {share:?}: {:?}",
                     found.plans[0].recompute
                 );
                 worst = (off, of);
