@@ -15,6 +15,9 @@ use super::watch::{Aim, Looks, Phase, Watch, aimed};
 use crate::answer::Candidate;
 use crate::choice::Objective;
 
+/// The part of its memory that the next plan of a front needs less at least: closer ones are alike to whoever chooses.
+pub(super) const LESS: f64 = 0.005;
+
 /// See the module's documentation. It knows the units that it was made for, or nothing.
 pub(super) struct Known<'a>(Vec<One<'a>>);
 
@@ -70,8 +73,7 @@ impl<'a> Known<'a> {
             .collect();
         let mut peak_gib = fastest.peak().gib();
         for _ in 0..steps {
-            // Just below the last one, so that each step finds a smaller layout.
-            let room = Bytes((peak_gib * (1.0 - 1e-6) * GIB as f64) as u64);
+            let room = Bytes((peak_gib * (1.0 - LESS) * GIB as f64) as u64);
             for question in &mut *questions {
                 question.limit = Some(room);
             }

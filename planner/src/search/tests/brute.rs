@@ -18,6 +18,7 @@ use crate::options::SearchOptions;
 use crate::plan::{LayoutRecord, PlannedLayout};
 use crate::rules::{Rules, graphs_to_try, space};
 use crate::search::floor::floor_s;
+use crate::search::front::LESS;
 use crate::search::shape::Shape;
 use crate::search::{Asked, plan, plan_briefly, questions, recompute};
 use crate::stack::megatron::Declared;
@@ -367,7 +368,7 @@ fn oracle_a_front_is_what_searches_under_less_and_less_memory_find() {
         let mut peak_gib = found.plans[0].predicted.peak_gib;
         let mut steps = 0;
         for _ in 0..12 {
-            options.memory_gib = Some(peak_gib * (1.0 - 1e-6));
+            options.memory_gib = Some(peak_gib * (1.0 - LESS));
             let Some(next) = run(&options) else {
                 break;
             };
