@@ -15,7 +15,7 @@ use crate::signals;
 /// Between two things said on a terminal.
 const ON_TERMINAL: Duration = Duration::from_millis(100);
 /// Between two lines elsewhere: with the time between two looks, no second passes without one.
-const ELSEWHERE: Duration = Duration::from_millis(900);
+const ELSEWHERE: Duration = Duration::from_millis(700);
 
 /// See the module's documentation.
 pub(crate) struct Watcher {

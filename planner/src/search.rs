@@ -30,6 +30,7 @@ mod room;
 mod schedules;
 mod shape;
 mod sharded;
+mod stages;
 mod survey;
 #[cfg(test)]
 mod tests;

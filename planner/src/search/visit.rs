@@ -14,6 +14,7 @@ use super::recompute::Sets;
 use super::room::{Most, Of, Room};
 use super::schedules::{Schedules, Simulated};
 use super::shape::{Question, Shape, Shapes};
+use super::stages;
 use super::watch::Looks;
 use crate::answer::Candidate;
 use crate::choice::{CpComm, Objective, ScheduleName};
@@ -411,14 +412,14 @@ fn least_of_shape_s(
     let endless = Most::default();
     // No other choice takes less than the first.
     let first = &shapes.first(question)[index];
-    let least_s = candidate::least_s(case(first), &choices[0], &endless, within_s);
+    let least_s = stages::least_s(case(first), &choices[0], &endless, within_s);
     if least_s >= within_s {
         return within_s;
     }
     let of = Of::Choice(&choices[0]);
     let is_least = |room: Room<'_>| {
         let most = room.may_hold(of).then(|| room.most(of));
-        let of_most = |most| candidate::least_s(case(first), &choices[0], &most, within_s);
+        let of_most = |most| stages::least_s(case(first), &choices[0], &most, within_s);
         most.is_some_and(|most| of_most(most) <= least_s)
     };
     if Room::new(case(first), occupancies, capacity).is_none_or(is_least) {
@@ -437,23 +438,23 @@ fn least_of_shape_s(
     };
     let mut least_s = within_s;
     for sets in choices {
-        if candidate::least_s(case(shape), sets, &endless, least_s) < least_s
+        if stages::least_s(case(shape), sets, &endless, least_s) < least_s
             && let Some(most) = most(Of::Choice(sets))
         {
-            least_s = candidate::least_s(case(shape), sets, &most, least_s);
+            least_s = stages::least_s(case(shape), sets, &most, least_s);
         }
     }
     match question.by_layer {
         Some(ByLayer::Each) if choices.len() > 1 => {
             if let Some(most) = most(Of::Any) {
-                least_s = candidate::least_s(case(shape), &choices[0], &most, least_s);
+                least_s = stages::least_s(case(shape), &choices[0], &most, least_s);
             }
         }
         Some(ByLayer::Block) if choices.len() > 1 => {
             let set = question.sets.len() - 1;
             for layers in 1..=question.kind_of.len() as u32 {
                 let of = |most: &Most, within_s| {
-                    candidate::least_of_block_s(case(shape), (layers, set), most, within_s)
+                    stages::least_of_block_s(case(shape), (layers, set), most, within_s)
                 };
                 // More take longer.
                 if of(&endless, least_s) >= least_s {
@@ -694,11 +695,11 @@ impl<'a> Trial<'_, 'a> {
                 let beaten = self.beaten(outcome);
                 // Those that follow take longer.
                 let endless = &Most::default();
-                if by_layer && candidate::least_s(case, &sets, endless, beaten) >= beaten {
+                if by_layer && stages::least_s(case, &sets, endless, beaten) >= beaten {
                     break;
                 }
                 let room = (&room, schedule.occupancies);
-                if let Some(split) = candidate::split_with_room(case, &sets, room, beaten) {
+                if let Some(split) = stages::split_with_room(case, &sets, room, beaten) {
                     self.one(
                         (&mut *schedule, shape),
                         place,

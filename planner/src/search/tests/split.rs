@@ -156,6 +156,61 @@ fn oracle_the_gap_covers_the_best_of_all_splits() {
     );
 }
 
+/// Where nothing may be recomputed and the split that is balanced by time has no room, one that has it is found, if there is any
+/// with a stage a rank, and takes no longer than the best by much.
+#[test]
+fn oracle_a_split_with_room_is_found() {
+    let (_, cluster, options) = small();
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let (mut moved, mut worst) = (0, 0.0_f64);
+    for (name, gpus, ep) in [
+        ("mixtral-8x7b", 32, 8),
+        ("deepseek-v2-lite", 32, 8),
+        ("gpt-oss-20b", 16, 4),
+    ] {
+        let mut model: Model = presets::load(name).expect("a preset");
+        model.layers.truncate(11);
+        let pins = format!("tp=1,cp=1,pp=4,vpp=1,ep={ep},etp=1,mbs=1");
+        let mut options = SearchOptions {
+            pins: pins.parse().expect("degrees"),
+            recompute: Some(Recompute::None.into()),
+            ..options.clone()
+        };
+        options.batch.global_batch = 64;
+        options.memory_gib = None;
+        let whole = run(&model, &cluster, gpus, &options);
+        let (balanced, peak_gib) = (
+            whole.plans[0].pipeline.clone(),
+            whole.plans[0].predicted.peak_gib,
+        );
+        for share in [0.99, 0.97, 0.95, 0.92, 0.89, 0.86] {
+            options.memory_gib = Some(share * peak_gib);
+            let plan = |stages: Option<PipelineLayout>| {
+                let options = SearchOptions {
+                    stages,
+                    ..options.clone()
+                };
+                let found = plan(&model, &cluster, gpus, &options, &costs, &Declared);
+                found.ok().map(|found| step_s(&found.plans))
+            };
+            let each = all_splits(11, 4).into_iter().map(PipelineLayout::from);
+            let best_s = each.filter_map(|stages| plan(Some(stages)));
+            let best_s = best_s.fold(f64::INFINITY, f64::min);
+            let found_s = plan(None).unwrap_or(f64::INFINITY);
+            assert_eq!(
+                found_s.is_finite(),
+                best_s.is_finite(),
+                "{name} {share}: {found_s} {best_s}, balanced {balanced:?}"
+            );
+            if best_s.is_finite() {
+                moved += 1;
+                worst = worst.max(found_s / best_s - 1.0);
+            }
+        }
+    }
+    assert!(moved >= 4 && worst < 0.01, "{moved} moved, worst {worst}");
+}
+
 /// What is proven best has nothing left to gain, whatever it recomputes.
 #[test]
 fn law_what_is_optimal_leaves_no_gap() {
