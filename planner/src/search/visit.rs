@@ -48,6 +48,21 @@ impl<'a> Unit<'a> {
             .sum()
     }
 
+    /// It under a shape of its own and a schedule.
+    fn case<'c>(
+        &'c self,
+        question: &'c Question<'c>,
+        shape: &'c Shape,
+        schedule: ScheduleName,
+    ) -> Case<'c> {
+        Case {
+            question,
+            layout: self.layout,
+            shape,
+            schedule,
+        }
+    }
+
     /// Schedules that are tried, the usual one first, with their occupancies.
     pub(crate) fn schedules(
         &self,
@@ -147,12 +162,7 @@ impl Found<'_> {
     }
 
     fn case<'q>(&'q self, question: &'q Question<'q>) -> Case<'q> {
-        Case {
-            question,
-            layout: self.unit.layout,
-            shape: self.shape,
-            schedule: self.schedule,
-        }
+        self.unit.case(question, self.shape, self.schedule)
     }
 }
 
@@ -207,12 +217,7 @@ fn splits(
         .zip(fits)
         .map(|((shape, known), fits)| {
             if fits.contains(&true) {
-                let case = Case {
-                    question,
-                    layout: unit.layout,
-                    shape,
-                    schedule,
-                };
+                let case = unit.case(question, shape, schedule);
                 candidate::splits(case, known)
             } else {
                 Vec::new()
@@ -240,12 +245,7 @@ fn children(
                 if fits.is_some_and(|fits| !fits[shape_index][choice]) {
                     continue;
                 }
-                let case = Case {
-                    question,
-                    layout: unit.layout,
-                    shape,
-                    schedule,
-                };
+                let case = unit.case(question, shape, schedule);
                 let bound = match question.choices.get(choice) {
                     Some(sets) => split.bound(case, sets),
                     None => match split.by_layer_bound(case, occupancies) {
@@ -403,12 +403,7 @@ fn least_of_shape_s(
     within_s: f64,
 ) -> f64 {
     let (capacity, choices) = (question.capacity(), &question.choices);
-    let case = |shape| Case {
-        question,
-        layout: unit.layout,
-        shape,
-        schedule,
-    };
+    let case = |shape| unit.case(question, shape, schedule);
     let endless = Most::default();
     // No other choice takes less than the first.
     let first = &shapes.first(question)[index];
@@ -431,11 +426,9 @@ fn least_of_shape_s(
         first
     };
     let room = Room::new(case(shape), occupancies, capacity);
+    let room = room.expect("there was one of the first choice");
     // How many layers ranks may hold, where all have places.
-    let most = |of: Of<'_>| match &room {
-        Some(room) => room.may_hold(of).then(|| room.most(of)),
-        None => Some(endless.clone()),
-    };
+    let most = |of: Of<'_>| room.may_hold(of).then(|| room.most(of));
     let mut least_s = within_s;
     for sets in choices {
         if stages::least_s(case(shape), sets, &endless, least_s) < least_s
@@ -520,12 +513,7 @@ impl<'a> Trial<'_, 'a> {
         };
         let choices = question.choices.len();
         let room = |shape: &'s Shape| {
-            let case = Case {
-                question,
-                layout: unit.layout,
-                shape,
-                schedule: name,
-            };
+            let case = unit.case(question, shape, name);
             Room::new(case, occupancies, capacity)
         };
         let of_shape = |(index, first): (usize, &'s Shape)| {
@@ -654,12 +642,7 @@ impl<'a> Trial<'_, 'a> {
             }
             self.looks.begin()?;
             let (shape, split) = (&shapes[child.shape], &splits[child.shape][child.split]);
-            let case = Case {
-                question,
-                layout: unit.layout,
-                shape,
-                schedule: schedule.name,
-            };
+            let case = unit.case(question, shape, schedule.name);
             let place = (schedule.name, child.shape, child.choice);
             let by_layer = child.choice == question.choices.len();
             let sets = if by_layer {
@@ -727,12 +710,7 @@ impl<'a> Trial<'_, 'a> {
         let by_time = objective != Objective::Memory;
         let capacity = question.capacity();
         let layout = unit.layout;
-        let case = Case {
-            question,
-            layout,
-            shape,
-            schedule: schedule.name,
-        };
+        let case = unit.case(question, shape, schedule.name);
         let beaten = self.beaten(outcome);
         // What a choice by layer is comes after its bound was asked for.
         if matches!(sets, Sets::First { .. }) && by_time {
