@@ -172,8 +172,9 @@ pub(crate) struct PlanArgs {
     /// Let attention multiply in FP8 (megatron), under a precision that does
     #[arg(long)]
     pub(crate) fp8_attention: bool,
-    /// What data parallelism divides: 1, the states of the optimizer; 2, gradients too (megatron); or fsdp, weights and gradients
-    /// too (both without a pipeline)
+    /// What data parallelism divides: 1, the states of the optimizer; 2, gradients too (megatron); fsdp, weights and gradients
+    /// too; hfsdp, the same inside a part of the replicas, and states over all (megatron); or fsdp2, as PyTorch's FSDP2
+    /// (megatron, without expert parallelism). All but 1 go without a pipeline
     #[arg(long, default_value = "1", value_parser = flags::one_of(&Zero::ALL, Zero::name))]
     pub(crate) zero: Zero,
     /// Cut replicas into so many parts, each of which divides by itself what --zero says (megatron): hybrid sharding under

@@ -141,9 +141,11 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
             ),
         ),
         (
-            plan.zero == Some(Zero::Gradients),
-            "gradients divided without weights are not implemented, found zero \"2\", use \"1\" or \"fsdp\""
-                .to_owned(),
+            !matches!(plan.zero, None | Some(Zero::States | Zero::Fsdp)),
+            format!(
+                "of fully sharded data parallelism one form alone is implemented, found zero \"{}\", use \"1\" or \"fsdp\"",
+                plan.zero.unwrap_or_default().name()
+            ),
         ),
         (
             plan.recompute.block().is_some(),
@@ -350,9 +352,11 @@ mod tests {
             let refused = check(plan, &model, &DeviceSpec::CPU).expect_err("no such thing");
             refused.to_string()
         };
-        let mut divided = plan();
-        divided.zero = Some(Zero::Gradients);
-        assert!(refused(&divided).contains("zero \"2\""));
+        for zero in [Zero::Gradients, Zero::Hybrid, Zero::Fsdp2] {
+            let mut divided = plan();
+            divided.zero = Some(zero);
+            assert!(refused(&divided).contains(&format!("zero \"{}\"", zero.name())));
+        }
         let mut block = plan();
         block.recompute = "block-2".parse().expect("two layers");
         assert!(refused(&block).contains("{\"block\": ..}"));

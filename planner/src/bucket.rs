@@ -41,13 +41,13 @@ pub struct Turns {
 impl Division {
     /// That of a plan, where buckets have so many elements at least.
     pub fn of(zero: Zero, overlap: Overlap, bucket_elements: Option<u64>) -> Self {
-        match (zero, bucket_elements) {
-            (Zero::Fsdp, _) => Self::Sharded(Turns {
+        match bucket_elements {
+            _ if zero.divides_weights() => Self::Sharded(Turns {
                 weights: 1 + usize::from(overlap.param_gather),
                 grads: 1 + usize::from(overlap.grad_reduce),
             }),
-            (Zero::States | Zero::Gradients, None) => Self::Whole,
-            (Zero::States | Zero::Gradients, Some(least)) => Self::AtLeast(least),
+            None => Self::Whole,
+            Some(least) => Self::AtLeast(least),
         }
     }
 

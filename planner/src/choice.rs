@@ -209,6 +209,23 @@ moefold_profiles::named! {
         /// Weights and gradients too (ZeRO-3, Megatron-FSDP's `optim_grads_params`): layers are gathered before
         /// each of their passes, and their gradients reduced in every microbatch.
         Fsdp = "fsdp",
+        /// The same among the replicas of each instance, and masters and moments among all (HFSDP, of Megatron-FSDP
+        /// `--outer-dp-sharding-strategy optim`).
+        Hybrid = "hfsdp",
+        /// What [`Fsdp`](Self::Fsdp) divides, as PyTorch's FSDP2 does (Megatron-LM's `--use-torch-fsdp2`).
+        Fsdp2 = "fsdp2",
+    }
+}
+
+impl Zero {
+    /// Whether weights are divided, so that layers are gathered in every microbatch.
+    pub fn divides_weights(self) -> bool {
+        matches!(self, Self::Fsdp | Self::Hybrid | Self::Fsdp2)
+    }
+
+    /// Whether gradients are divided, so that they are reduced in every microbatch.
+    pub fn divides_gradients(self) -> bool {
+        self != Self::States
     }
 }
 

@@ -207,16 +207,16 @@ pub fn state(
     rank
 }
 
-/// Memory of a rank whose weights and gradients are divided too (ZeRO-3): its shards, and beside them the buffers in
-/// which units are `whole`.
+/// Memory of a rank whose weights and gradients are divided too (ZeRO-3), over `shards` replicas of each family where
+/// these divide its states over `states`: its shards, and beside them the buffers in which units are `whole`.
 pub fn fully_sharded(
     held: [u64; 2],
     wide: u64,
     bytes: StateBytes,
-    shards: [u64; 2],
+    (shards, states): ([u64; 2], [u64; 2]),
     whole: Bytes,
 ) -> ByClass<Bytes> {
-    let mut rank = gradients_sharded(held, wide, bytes, shards, whole);
+    let mut rank = gradients_sharded(held, wide, bytes, (shards, states), whole);
     // What is not quantized is dense.
     rank[TensorClass::Weights] = bytes.weights(parts(held, shards), wide.div_ceil(shards[0]));
     rank
@@ -228,10 +228,10 @@ pub fn gradients_sharded(
     held: [u64; 2],
     wide: u64,
     bytes: StateBytes,
-    shards: [u64; 2],
+    (shards, states): ([u64; 2], [u64; 2]),
     whole: Bytes,
 ) -> ByClass<Bytes> {
-    let mut rank = state(held, wide, bytes, shards);
+    let mut rank = state(held, wide, bytes, states);
     rank[TensorClass::Gradients] = bytes.gradients(parts(held, shards));
     rank[TensorClass::Transient] = whole;
     rank
@@ -248,10 +248,11 @@ fn parts(held: [u64; 2], shards: [u64; 2]) -> u64 {
 /// full the queue gets is a matter of the network; it is taken to be full.
 pub const REDUCED_AT_ONCE: u64 = 1_000_000_000;
 
-/// What is whole at once of units with so many bytes of weights and of gradients in Megatron-FSDP
-/// (`optim_grads_params`): weights of the two largest, the one that runs and the one that is gathered ahead, and gradients
-/// of the largest.
-pub fn largest_units(units: impl Iterator<Item = [Bytes; 2]>) -> Bytes {
+/// What is whole at once of units with so many bytes of weights and of gradients: weights of the two largest, the one that
+/// runs and the one that is gathered ahead, and so many `copies` of the gradients of the largest. Megatron-FSDP
+/// (`optim_grads_params`) has one, PyTorch's FSDP2 another that it reduces from
+/// (`torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py`, `foreach_reduce`).
+pub fn largest_units(units: impl Iterator<Item = [Bytes; 2]>, copies: u64) -> Bytes {
     let (mut weights, mut gradients) = ([Bytes::ZERO; 2], Bytes::ZERO);
     for [weight, gradient] in units {
         if weight > weights[0] {
@@ -261,7 +262,7 @@ pub fn largest_units(units: impl Iterator<Item = [Bytes; 2]>) -> Bytes {
         }
         gradients = gradients.max(gradient);
     }
-    weights[0] + weights[1] + gradients
+    weights[0] + weights[1] + gradients * copies
 }
 
 /// Adds the worst instant of a step to what a rank holds throughout: of its passes, or after the last of
@@ -378,13 +379,16 @@ mod tests {
         let units = [(1600, 0), (800, 800), (320, 16)];
         let sizes = units.map(|(all, wide)| [bytes.weights(all, wide), Bytes(4 * all)]);
         assert_eq!(sizes.map(|[weights, _]| weights.0), [3300, 1600, 659]);
-        let whole = largest_units(sizes.into_iter());
+        let whole = largest_units(sizes.into_iter(), 1);
         assert_eq!(whole.0, 3300 + 1600 + 6400);
-        let rank = fully_sharded([1120, 1600], 816, bytes, [8, 4], whole);
+        let twice = largest_units(sizes.into_iter(), 2);
+        assert_eq!(twice.0, 3300 + 1600 + 2 * 6400);
+        let rank = fully_sharded([1120, 1600], 816, bytes, ([8, 4], [16, 8]), whole);
         assert_eq!(rank[TensorClass::Transient], whole);
         // 140 dense and 400 of experts, 102 of them wide.
         assert_eq!(rank[TensorClass::Weights].0, 904 + 204);
         assert_eq!(rank[TensorClass::Gradients].0, 4 * 540);
+        assert_eq!(rank[TensorClass::Optimizer].0, 12 * 270);
         let state = state([1120, 1600], 816, bytes, [8, 4]);
         assert_eq!(state[TensorClass::Weights].0, 3927 + 1632);
     }

@@ -26,6 +26,7 @@ use super::nearest::{Nearest, divisors, multiples, product};
 use super::{Order, PartialDegrees};
 use crate::choice::{
     CpComm, Dispatcher, Graphs, Module, Offload, OffloadModule, Optimizer, ScheduleName, StackName,
+    Zero,
 };
 use moefold_profiles::Precision;
 
@@ -273,9 +274,11 @@ pub enum Illegal {
     RecomputeBlock { named: u64, layers: u64 },
     /// Gradients that rest divided and are not reduced beside compute.
     #[error(
-        "`zero` 2 needs grad-reduce in `overlap` (Megatron-LM turns it on); nearest: `overlap` grad-reduce, or `zero` 1"
+        "`zero` {} needs {needs} in `overlap`, {}; nearest: `overlap` {needs}, or `zero` 1",
+        zero.name(),
+        if *zero == Zero::Fsdp2 { "as PyTorch's FSDP2 always has" } else { "which Megatron-LM turns on" }
     )]
-    DividedAtOnce,
+    DividedAtOnce { zero: Zero, needs: &'static str },
     /// Offloading of the input of attention's projection without that of the core.
     #[error(
         "attn_proj in `offload` needs core_attn beside it (Megatron-Core); nearest: `offload` core_attn,attn_proj"
@@ -377,19 +380,36 @@ pub enum Illegal {
     ShardedBuckets { size: u64 },
     /// Full sharding of pipeline stages.
     #[error(
-        "`zero` fsdp gathers layers in every microbatch and goes without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
+        "`zero` {} gathers layers in every microbatch and goes without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1",
+        zero.name()
     )]
-    ShardedStages { pp: u32 },
+    ShardedStages { zero: Zero, pp: u32 },
     /// Divided gradients of pipeline stages.
     #[error(
         "`zero` 2 reduces gradients in every microbatch and is priced without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
     )]
     ReducedStages { pp: u32 },
-    /// A stack that divides gradients with weights alone.
+    /// A stack that divides states alone, or weights and gradients too, over all replicas.
     #[error(
-        "`zero` 2: stack moefold divides gradients where it divides weights; nearest: `zero` 1, `zero` fsdp, or `stack` megatron"
+        "`zero` {}: stack moefold divides gradients where it divides weights, over all replicas; nearest: `zero` 1, `zero` fsdp, or `stack` megatron",
+        zero.name()
     )]
-    StackZero,
+    StackZero { zero: Zero },
+    /// Two levels of replicas of which one has one.
+    #[error(
+        "`zero` hfsdp divides masters and moments over instances further, and `num_distributed_optimizer_instances` is 1; nearest: 2, or `zero` fsdp"
+    )]
+    HybridAlone,
+    /// What PyTorch's FSDP2 is not for in Megatron-LM.
+    #[error(
+        "`zero` fsdp2 does not go with {with} (Megatron-LM's --use-torch-fsdp2); nearest: {nearest}, or `zero` fsdp"
+    )]
+    Fsdp2 { with: String, nearest: String },
+    /// Weights whose transposed copies stay.
+    #[error(
+        "`zero` hfsdp does not go with `primary_weights` fp8 under `precision` {precision}, whose transposed copies Megatron-FSDP does not divide over instances; nearest: `primary_weights` wide, or `zero` fsdp"
+    )]
+    HybridWeights { precision: Precision },
     /// A stack without a hierarchy of context-parallel ranks.
     #[error(
         "`cp_comm_type` a2a+p2p: stack moefold exchanges heads among all context-parallel ranks or has all in one ring; nearest: `cp_comm_type` a2a or p2p, or `stack` megatron"
@@ -529,7 +549,7 @@ impl Illegal {
             Self::StackRecompute { .. } => "stack_recompute",
             Self::StackBlock { .. } => "stack_block",
             Self::RecomputeLayers { .. } | Self::RecomputeBlock { .. } => "recompute_layers",
-            Self::DividedAtOnce => "zero_2_at_once",
+            Self::DividedAtOnce { .. } => "zero_at_once",
             Self::OffloadAlone => "offload_alone",
             Self::AbsentOffload { .. } => "offload_absent",
             Self::RecomputedOffload { .. } => "offload_recomputed",
@@ -550,7 +570,10 @@ impl Illegal {
             Self::ShardedBuckets { .. } => "fsdp_buckets",
             Self::ShardedStages { .. } => "fsdp_over_pp",
             Self::ReducedStages { .. } => "zero_2_over_pp",
-            Self::StackZero => "stack_zero_2",
+            Self::StackZero { .. } => "stack_zero",
+            Self::HybridAlone => "hfsdp_alone",
+            Self::Fsdp2 { .. } => "fsdp2",
+            Self::HybridWeights { .. } => "hfsdp_weights",
             Self::StackHierarchy => "stack_cp_hierarchy",
             Self::HierarchySizes { .. } => "cp_hierarchy_sizes",
             Self::HierarchyAlone { .. } => "cp_hierarchy_alone",

@@ -104,6 +104,8 @@ pub struct StepWork {
     pub across: Vec<Collective>,
     /// Weight gathers after the update.
     pub gather: Vec<Collective>,
+    /// Those before them, over instances that divide the states.
+    pub gather_across: Vec<Collective>,
     /// Reductions that nothing hides: gradients of replicated parameters, of a tied embedding.
     pub exposed: Vec<Collective>,
     /// Sums over all ranks of what a step says of itself.
@@ -128,6 +130,8 @@ pub struct StepGroups {
     pub edp: Placement,
     /// Ranks of several instances that have the same part of dense parameters, and of experts.
     pub across: Option<[Placement; 2]>,
+    /// Instances that divide the states of each part among them, if they do; one else.
+    pub outer: u32,
     /// Tensor parallel.
     pub tp: Placement,
 }
@@ -147,7 +151,7 @@ pub fn passes_over_gradients(shard: &Shard, groups: &StepGroups, grad_dtype: Dty
         if groups.dp_cp.ranks > 1 || groups.across.is_some() {
             passes.push(sweep(SweepKind::Scale, parameters, grad_dtype));
         }
-        let own = parameters.div_ceil(u64::from(group.ranks));
+        let own = parameters.div_ceil(u64::from(group.ranks) * u64::from(groups.outer));
         passes.push(sweep(SweepKind::Scale, own, Dtype::F32));
     }
     passes
@@ -183,6 +187,37 @@ pub fn sums(model: &Model, on_cpu: bool, world: Placement) -> Vec<Collective> {
     let counts: u64 = layers().map(|moe| moe.experts + 1).sum();
     let sum = |bytes| over(world, CollectiveKind::AllReduce, Bytes(bytes));
     vec![sum(said), sum(8 * counts)]
+}
+
+/// What PyTorch's FSDP2 copies and adds of a unit of so many elements of one of so many shards in a microbatch: weights
+/// out of what was gathered before each pass, gradients into what is reduced, and the rank's part of them to those of other
+/// microbatches (`foreach_all_gather_copy_out` and `foreach_reduce` in
+/// `torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py`). `dtypes` are those of weights and gradients.
+pub fn copied(elements: u64, shards: u64, [weights, grads]: [Dtype; 2]) -> [Op; 4] {
+    let copy = |len, dtype| Op::Sweep {
+        kind: SweepKind::Copy,
+        len,
+        dtype,
+    };
+    let own = Op::Add {
+        len: elements.div_ceil(shards),
+        dtype: grads,
+    };
+    let weights = copy(elements, weights);
+    [weights, weights, copy(elements, grads), own]
+}
+
+/// What Megatron-Core does with a rank's own part of so many gradients where PyTorch's FSDP2 has reduced them: the part is made
+/// f32 where it is narrow (`Float16OptimizerWithFloat16Params` in `megatron/core/optimizer/optimizer.py`), and scaled where the
+/// norm is clipped.
+pub fn clipped(own: u64, widens: bool) -> impl Iterator<Item = Op> {
+    let sweep = |kind| Op::Sweep {
+        kind,
+        len: own,
+        dtype: Dtype::F32,
+    };
+    let widened = widens.then(|| sweep(SweepKind::Copy));
+    widened.into_iter().chain([sweep(SweepKind::Scale)])
 }
 
 /// Adding the reduced gradients of a unit of so many elements to those of one of so many shards, and setting the
@@ -240,7 +275,9 @@ impl Held {
 }
 
 /// Lowers the end of a step for a rank. Reductions and gathers are those of the dense buckets in their order, then
-/// those of experts. Gradients are reduced in
+/// those of experts. Where instances divide states, the last reductions leave each its part, and updated weights are gathered
+/// over them first (HFSDP of Megatron-FSDP, `hsdp_wbuf` and `hsdp_gbuf` in `param_and_grad_buffer.py` at 0056bc94). Where instances divide states, the last reductions leave each its part, and updated weights are gathered
+/// over them first (HFSDP of Megatron-FSDP, `hsdp_wbuf` and `hsdp_gbuf` in `param_and_grad_buffer.py` at 0056bc94). Gradients are reduced in
 /// `grad_dtype`; weights are gathered in `weight_dtype` (ZeRO-1, Megatron's distributed optimizer); moments
 /// are of `moments`, `masters` is what is kept of masters, and `on_host` of all these rests on the host.
 /// Where replicas divide whole tensors, every one has all gradients reduced, and weights are gathered in parts that differ
@@ -277,9 +314,21 @@ pub fn step(
         if let Some(across) = across {
             let parts = buckets.iter();
             let parts = parts.map(|bucket| bucket.div_ceil(u64::from(group.ranks)));
-            work.across.extend(
-                parts.map(|part| over(across, CollectiveKind::AllReduce, grad_dtype.bytes(part))),
-            );
+            let divides = groups.outer > 1;
+            let reduction = if divides {
+                CollectiveKind::ReduceScatter
+            } else {
+                CollectiveKind::AllReduce
+            };
+            for part in parts {
+                work.across
+                    .push(over(across, reduction, grad_dtype.bytes(part)));
+                if divides {
+                    let bytes = weight_dtype.bytes(part);
+                    let gather = over(across, CollectiveKind::AllGather, bytes);
+                    work.gather_across.push(gather);
+                }
+            }
         }
         for &bucket in buckets.iter().filter(|_| group.ranks > 1) {
             work.reduce
@@ -294,7 +343,8 @@ pub fn step(
             update_tensors(&dealt.busiest, weight_dtype, &mut work);
             continue;
         }
-        let shard = |parameters: u64| parameters.div_ceil(u64::from(group.ranks));
+        let owners = u64::from(group.ranks) * u64::from(groups.outer);
+        let shard = |parameters: u64| parameters.div_ceil(owners);
         let len = shard(parameters);
         let own: Vec<u64> = if held.updated_apart {
             buckets.iter().copied().map(shard).collect()
@@ -437,6 +487,7 @@ mod tests {
             dp_cp: alone(2),
             edp: alone(1),
             across: None,
+            outer: 1,
             tp: alone(1),
         };
         let held = |counted: &tensors::Counted| Held {
@@ -507,6 +558,7 @@ mod tests {
             dp_cp: alone(2),
             edp: alone(1),
             across: None,
+            outer: 1,
             tp: alone(1),
         };
         let work = |apart: bool, on_host: f64| {

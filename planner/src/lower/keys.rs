@@ -107,6 +107,7 @@ fn step_keys(found: &mut Vec<Key>, job: &Job<'_>, layout: &Layout, local: &Local
     let groups = StepGroups {
         dp_cp: of(GroupKind::DpCp),
         across: None,
+        outer: 1,
         edp: of(GroupKind::Edp),
         tp: of(GroupKind::Tp),
     };

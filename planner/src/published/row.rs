@@ -132,7 +132,7 @@ impl Row {
         let pins = &self.options.pins;
         match self.options.zero {
             Zero::States => pins.to_string(),
-            zero @ (Zero::Gradients | Zero::Fsdp) => format!("{pins},zero={}", zero.name()),
+            zero => format!("{pins},zero={}", zero.name()),
         }
     }
 

@@ -7,8 +7,8 @@
 use super::graphs;
 use super::keys::KeyWays;
 use crate::choice::{
-    CpComm, Dispatcher, Masters, Module, Offload, OffloadModule, PrimaryWeights, Recompute,
-    RecomputePlan, ScheduleName, StackName, Zero,
+    CpComm, Dispatcher, Masters, Module, Offload, OffloadModule, Optimizer, Overlap,
+    PrimaryWeights, Recompute, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Degrees, Illegal, Order};
 use crate::model::{Layer, Model};
@@ -88,9 +88,19 @@ impl Choices {
             broken.push(Illegal::CombinedStages { pp });
         }
         match self.zero {
-            Zero::Fsdp if pp > 1 => broken.push(Illegal::ShardedStages { pp }),
             Zero::Gradients if pp > 1 => broken.push(Illegal::ReducedStages { pp }),
-            Zero::States | Zero::Gradients | Zero::Fsdp => {}
+            zero if zero.divides_weights() && pp > 1 => {
+                broken.push(Illegal::ShardedStages { zero, pp });
+            }
+            _ => {}
+        }
+        if self.zero == Zero::Fsdp2 {
+            let alone = [("ep", d.ep, 1), ("etp", d.etp, d.tp)].into_iter();
+            let refused = alone.filter(|(_, found, alone)| found != alone);
+            broken.extend(refused.map(|(degree, found, alone)| Illegal::Fsdp2 {
+                with: format!("{degree} = {found}, as it divides all over the same replicas"),
+                nearest: format!("{degree} = {alone}"),
+            }));
         }
         if self.instances > 1 {
             self.check_instances(d, broken);
@@ -227,6 +237,9 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         broken.push(Illegal::GatherAlone);
     }
     check_states(options, &mut broken);
+    if options.zero == Zero::Fsdp2 {
+        check_fsdp2(model, options, &mut broken);
+    }
     let keys = KeyWays::of(model, options);
     if keys.tried() == [CpComm::Hierarchical] && name == StackName::Moefold {
         broken.push(Illegal::StackHierarchy);
@@ -256,7 +269,7 @@ fn check_buckets(options: &SearchOptions, broken: &mut Vec<Illegal>) {
     let name = options.stack;
     match options.bucket_elements {
         Some(0) => broken.push(Illegal::EmptyBuckets),
-        Some(size) if options.zero == Zero::Fsdp && name == StackName::Moefold => {
+        Some(size) if options.zero.divides_weights() && name == StackName::Moefold => {
             broken.push(Illegal::ShardedBuckets { size });
         }
         // What nobody says runs beside compute on some devices.
@@ -353,8 +366,8 @@ fn check_combined(model: &Model, options: &SearchOptions, broken: &mut Vec<Illeg
         "`zero` 1",
     );
     refuse(
-        options.zero == Zero::Fsdp,
-        "`zero` fsdp, which gathers the layers of each pass",
+        options.zero.divides_weights(),
+        "`zero` fsdp, hfsdp or fsdp2, which gathers the layers of each pass",
         "`zero` 1",
     );
     let offloads = options.offload.is_some_and(|offload| !offload.is_none());
@@ -507,12 +520,21 @@ fn check_states(options: &SearchOptions, broken: &mut Vec<Illegal>) {
             share: options.optimizer_offload.0.to_string(),
         });
     }
-    if options.zero == Zero::Gradients && options.stack == StackName::Moefold {
-        broken.push(Illegal::StackZero);
-    } else if options.zero == Zero::Gradients
-        && options.overlap.is_some_and(|overlap| !overlap.grad_reduce)
-    {
-        broken.push(Illegal::DividedAtOnce);
+    let own = matches!(options.zero, Zero::States | Zero::Fsdp);
+    if !own && options.stack == StackName::Moefold {
+        broken.push(Illegal::StackZero { zero: options.zero });
+    }
+    let lacks = |what: fn(&Overlap) -> bool| options.overlap.as_ref().is_some_and(|own| !what(own));
+    let zero = options.zero;
+    if zero == Zero::Gradients && lacks(|overlap| overlap.grad_reduce) {
+        let needs = "grad-reduce";
+        broken.push(Illegal::DividedAtOnce { zero, needs });
+    } else if zero == Zero::Fsdp2 && lacks(|overlap| overlap.grad_reduce && overlap.param_gather) {
+        let needs = "grad-reduce,param-gather";
+        broken.push(Illegal::DividedAtOnce { zero, needs });
+    }
+    if options.zero == Zero::Hybrid {
+        check_hybrid(options, broken);
     }
     if options.grad_dtype != Dtype::F32 && options.stack == StackName::Moefold {
         broken.push(Illegal::StackGradients);
@@ -533,6 +555,70 @@ fn check_states(options: &SearchOptions, broken: &mut Vec<Illegal>) {
     }
 }
 
+/// What Megatron-FSDP does not divide over instances: where there is one, and weights that have a transposed copy
+/// (`param_and_grad_buffer.py` in `megatron/core/distributed/fsdp/src/megatron_fsdp` at 0056bc94).
+fn check_hybrid(options: &SearchOptions, broken: &mut Vec<Illegal>) {
+    if options.instances == 1 {
+        broken.push(Illegal::HybridAlone);
+    }
+    let precision = options.precision;
+    if options.primary_weights == PrimaryWeights::Fp8 && precision == Precision::Mxfp8 {
+        broken.push(Illegal::HybridWeights { precision });
+    }
+}
+
+/// What PyTorch's FSDP2 does not go with whatever the degrees are (Megatron-LM, `validate_args` in
+/// `megatron/training/arguments.py`): it is no distributed optimizer, and has gradients of the type of weights.
+fn check_fsdp2(model: &Model, options: &SearchOptions, broken: &mut Vec<Illegal>) {
+    let grads = options.precision.activation();
+    let adam = options.optimizer == Optimizer::Adam || options.optimizer.deals_tensors();
+    let several = options.instances > 1;
+    for (refused, with, nearest) in [
+        (
+            model.tied_embeddings,
+            "a tied embedding".to_owned(),
+            "`zero` 1".to_owned(),
+        ),
+        (
+            several,
+            format!(
+                "`num_distributed_optimizer_instances` {}",
+                options.instances
+            ),
+            "1 of them".to_owned(),
+        ),
+        (
+            options.grad_dtype != grads,
+            format!("`grad_dtype` {}", options.grad_dtype.name()),
+            format!("`grad_dtype` {}", grads.name()),
+        ),
+        (
+            !adam,
+            format!("`optimizer` {}", options.optimizer.name()),
+            "`optimizer` adam".to_owned(),
+        ),
+        (
+            options.masters == Masters::Remainder,
+            "`masters` remainder".to_owned(),
+            "`masters` fp32".to_owned(),
+        ),
+        (
+            options.primary_weights == PrimaryWeights::Fp8,
+            "`primary_weights` fp8".to_owned(),
+            "`primary_weights` wide".to_owned(),
+        ),
+        (
+            !options.optimizer_offload.is_none(),
+            "`optimizer_offload_fraction`".to_owned(),
+            "`optimizer_offload_fraction` 0".to_owned(),
+        ),
+    ] {
+        if refused {
+            broken.push(Illegal::Fsdp2 { with, nearest });
+        }
+    }
+}
+
 /// What Muon does not go with (Megatron-Core's `validate_args` and `OptimizerConfig`, which ties the precision-aware optimizer to
 /// Adam; `LayerWiseDistributedOptimizer`, whose parts are those of all replicas).
 fn check_muon(options: &SearchOptions, broken: &mut Vec<Illegal>) {
@@ -544,8 +630,8 @@ fn check_muon(options: &SearchOptions, broken: &mut Vec<Illegal>) {
     }
     for (refused, with, nearest) in [
         (
-            options.zero != Zero::States,
-            "`zero` 2 or fsdp, which cut matrices",
+            options.zero.divides_gradients(),
+            "`zero` 2, fsdp, hfsdp or fsdp2, which cut matrices",
             "`zero` 1",
         ),
         (

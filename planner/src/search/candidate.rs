@@ -330,10 +330,20 @@ impl StageSplit {
             };
             self.times.reduce[rank] = Seconds(reduce).to_span();
             let gather = match (overlap.param_gather, by_bucket) {
-                _ if question.shards_weights() => 0.0,
+                // Weights that rest divided are gathered in every microbatch, and over instances before the first.
+                (beside, _) if question.shards_weights() => {
+                    let slowed = (&end.gather_across_s[..], slows_forward);
+                    if beside {
+                        self.gathered_after([true; 2], (rank, arrives), &passes_s, slowed)
+                    } else {
+                        end.gather_across_s.iter().sum()
+                    }
+                }
                 (false, _) => gather_s,
                 (true, true) => {
-                    self.gathered_after(layout, rank, arrives, (&passes_s, slows_forward))
+                    let slowed = (&end.gather_s[..], slows_forward);
+                    let families = rank::several(layout);
+                    self.gathered_after(families, (rank, arrives), &passes_s, slowed)
                 }
                 (true, false) => {
                     // Until its first message comes a rank computes nothing.

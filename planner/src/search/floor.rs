@@ -116,10 +116,9 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
         });
     let pp = u64::from(layout.pp());
     let mean = [whole.dense() / pp, whole.experts / pp];
-    let shards = question.shards(layout);
+    let shards = (question.shards(layout), question.state_shards(layout));
     let (options, stack) = (question.options, &question.stack);
-    let kept = (options.optimizer, options.masters, options.primary_weights);
-    let mut bytes = stack.state(options.precision, kept, options.grad_dtype);
+    let mut bytes = question.state_bytes();
     if !options.optimizer_offload.is_none() {
         // Some of them rest on the host.
         bytes.sharded = 0.0;
@@ -132,7 +131,7 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
         } else if question.shards_gradients() {
             memory::gradients_sharded(mean, wide, bytes, shards, Bytes::ZERO)
         } else {
-            memory::state(mean, wide, bytes, shards)
+            memory::state(mean, wide, bytes, shards.1)
         };
         held.total()
     });

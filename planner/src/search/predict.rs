@@ -315,8 +315,8 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
     } else {
         1.0
     };
-    let once = work.exposed.iter().chain(&work.across).chain(&work.sums);
-    let once = std::iter::repeat(1.0).zip(once);
+    let once = [&work.exposed, &work.across, &work.gather_across, &work.sums];
+    let once = std::iter::repeat(1.0).zip(once.into_iter().flatten());
     let reduced = std::iter::repeat(reductions).zip(&work.reduce);
     for (calls, collective) in gathers
         .into_iter()

@@ -67,10 +67,7 @@ impl<'a> Room<'a> {
             return None;
         }
         let options = question.options;
-        let kept = (options.optimizer, options.masters, options.primary_weights);
-        let bytes = question
-            .stack
-            .state(options.precision, kept, options.grad_dtype);
+        let bytes = question.state_bytes();
         // Some of what is divided may rest on the host.
         let sharded = if options.optimizer_offload.is_none() {
             bytes.sharded

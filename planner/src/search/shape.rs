@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::sync::OnceLock;
 
-use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::Bytes;
+use moefold_profiles::{Cluster, Dtype};
 
 use super::by_layer::{self, LayersWay};
 use super::by_set::BySet;
@@ -23,6 +23,7 @@ use crate::choice::{
 };
 use crate::layout::{Degrees, Illegal, Layout};
 use crate::local::Local;
+use crate::memory::StateBytes;
 use crate::model::{Layer, Model};
 use crate::options::{Loads, Routing, SearchOptions};
 use crate::price::LayerBreakdown;
@@ -632,18 +633,51 @@ impl<'a> Question<'a> {
 
     /// Whether weights and gradients are divided too, and layers gathered in every microbatch.
     pub(crate) fn shards_weights(&self) -> bool {
-        self.options.zero == Zero::Fsdp
+        self.options.zero.divides_weights()
     }
 
     /// Whether gradients are divided, and reduced in every microbatch.
     pub(crate) fn shards_gradients(&self) -> bool {
-        self.options.zero != Zero::States
+        self.options.zero.divides_gradients()
     }
 
     /// Ranks over which dense parameters, and experts, divide what is divided of them: replicas of one instance.
     pub(crate) fn shards(&self, layout: &Layout) -> [u64; 2] {
         let replicas = [layout.dp() * layout.cp(), layout.edp()];
         replicas.map(|replicas| u64::from(replicas / self.options.instances.max(1)).max(1))
+    }
+
+    /// Those over which they divide masters and moments.
+    pub(crate) fn state_shards(&self, layout: &Layout) -> [u64; 2] {
+        self.shards(layout)
+            .map(|shards| shards * u64::from(self.outer()))
+    }
+
+    /// Instances that divide masters and moments further.
+    pub(crate) fn outer(&self) -> u32 {
+        match self.options.zero {
+            Zero::Hybrid => self.options.instances.max(1),
+            _ => 1,
+        }
+    }
+
+    /// Whether divided units are copied out of what was gathered, and their gradients into what is reduced, as PyTorch's
+    /// FSDP2 does, which divides each tensor.
+    pub(crate) fn copies_units(&self) -> bool {
+        self.options.zero == Zero::Fsdp2
+    }
+
+    /// Whether it has a rank's part of narrow gradients in f32 for the update.
+    pub(crate) fn widens_gradients(&self) -> bool {
+        self.copies_units() && self.options.grad_dtype != Dtype::F32
+    }
+
+    /// Bytes that a parameter takes.
+    pub(crate) fn state_bytes(&self) -> StateBytes {
+        let options = self.options;
+        let kept = (options.optimizer, options.masters, options.primary_weights);
+        self.stack
+            .state(options.precision, kept, options.grad_dtype)
     }
 
     /// Elements that a bucket of gradients has at least; none where each family is reduced and gathered at once.

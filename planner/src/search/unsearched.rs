@@ -41,7 +41,7 @@ fn under(model: &Model, mut options: SearchOptions, first: &PlannedLayout) -> Se
     if comes_back {
         pins.vpp = Some(2);
     }
-    let divides = options.zero != Zero::States;
+    let divides = options.zero.divides_gradients();
     if divides {
         (pins.pp, pins.vpp) = (Some(1), Some(1));
     }
@@ -87,7 +87,7 @@ fn held(asked: &Asked<'_>) -> Vec<Held> {
     let (options, pins) = (asked.options, &asked.options.pins);
     let several = asked.gpus > 1;
     let overlap = options.overlap.unwrap_or_default();
-    let sharded = options.zero != Zero::States;
+    let sharded = options.zero.divides_gradients();
     let mut all = overlaps(asked);
     all.extend(schedules(asked));
     let mut hold = |is_held: bool, (option, value), change: &dyn Fn(&mut SearchOptions)| {
@@ -122,13 +122,19 @@ fn held(asked: &Asked<'_>) -> Vec<Held> {
         ("num_distributed_optimizer_instances", "2".to_owned()),
         &|options| options.instances = 2,
     );
+    let divides = several && !overlap.expert_alltoall && options.bucket_elements.is_none();
+    let plain = divides && !sharded && options.instances == 1;
+    for (zero, instances) in [(Zero::Gradients, 1), (Zero::Hybrid, 2), (Zero::Fsdp2, 1)] {
+        hold(plain, ("zero", zero.name().to_owned()), &|options| {
+            (options.zero, options.instances) = (zero, instances);
+        });
+    }
     for change in [
         Change::Fsdp,
         Change::States,
         Change::Masters,
         Change::Primary,
     ] {
-        let divides = several && !overlap.expert_alltoall && options.bucket_elements.is_none();
         hold(
             change.is_open(options) && (change != Change::Fsdp || divides),
             change.named(),
@@ -194,7 +200,7 @@ fn overlaps(asked: &Asked<'_>) -> Vec<Held> {
 /// Pipelines that come back.
 fn schedules(asked: &Asked<'_>) -> Vec<Held> {
     let (options, pins) = (asked.options, &asked.options.pins);
-    let pipes = asked.gpus > 1 && pins.pp != Some(1) && options.zero == Zero::States;
+    let pipes = asked.gpus > 1 && pins.pp != Some(1) && !options.zero.divides_gradients();
     let plain = options.schedule.is_none() && options.stages.is_none();
     if !pipes || !plain || pins.vpp.is_some_and(|vpp| vpp != 2) {
         return Vec::new();
@@ -254,7 +260,7 @@ mod tests {
         assert_eq!(
             listed(&megatron, 16),
             "cp_comm_type cuda_graph expert-alltoall expert-alltoall,delay-wgrad masters \
-             num_distributed_optimizer_instances offload optimizer_offload_fraction tp zero"
+             num_distributed_optimizer_instances offload optimizer_offload_fraction tp zero zero zero"
         );
         let fp8 = SearchOptions {
             precision: Precision::Fp8,

@@ -75,6 +75,10 @@ pub fn read(
         match table::find(&setting.name).map(|known| known.role) {
             _ if setting.value == Value::Off => reading.kept.push(own),
             Some(Role::Read(_)) => {}
+            // PyTorch's FSDP2 adds gradients up where they rest, which is priced.
+            Some(Role::Unpriced(_))
+                if setting.name == "no_gradient_accumulation_fusion"
+                    && settings.is_on("use_torch_fsdp2") => {}
             Some(Role::Unpriced(what)) => reading.unpriced.push((own, what)),
             Some(Role::Kept) => reading.kept.push(own),
             None => reading
@@ -182,9 +186,11 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
 }
 
 fn overlap(said: &Said<'_>) -> Overlap {
+    // PyTorch's FSDP2 always runs both beside compute.
+    let torch = said.on("use_torch_fsdp2");
     Overlap {
-        grad_reduce: said.on("overlap_grad_reduce"),
-        param_gather: said.on("overlap_param_gather"),
+        grad_reduce: said.on("overlap_grad_reduce") || torch,
+        param_gather: said.on("overlap_param_gather") || torch,
         p2p: !said.on("no_overlap_p2p_communication"),
         shared_expert: said.on("moe_shared_expert_overlap"),
         expert_alltoall: said.on("overlap_moe_expert_parallel_comm"),
@@ -275,11 +281,12 @@ fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero, u32) {
     let outer = said
         .word("outer_dp_sharding_strategy")
         .unwrap_or("no_shard");
-    let zero = match (fsdp, strategy) {
-        (true, "optim_grads_params") => Zero::Fsdp,
-        (true, "optim_grads") => Zero::Gradients,
-        (true, "optim") | (false, _) => Zero::States,
-        (true, other) => {
+    let zero = match (fsdp, strategy, outer) {
+        (true, "optim_grads_params", "optim") => Zero::Hybrid,
+        (true, "optim_grads_params", _) => Zero::Fsdp,
+        (true, "optim_grads", _) => Zero::Gradients,
+        (true, "optim", _) | (false, ..) => Zero::States,
+        (true, other, _) => {
             said.unable(
                 format!("--data-parallel-sharding-strategy {other}"),
                 "optim_grads_params, optim_grads, or optim",
@@ -287,14 +294,19 @@ fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero, u32) {
             Zero::States
         }
     };
-    if fsdp && outer != "no_shard" {
+    if fsdp && outer != "no_shard" && zero != Zero::Hybrid {
         said.unable(
-            "states of the optimizer over two levels of replicas",
-            "--outer-dp-sharding-strategy no_shard",
+            format!("--outer-dp-sharding-strategy {outer} beside it"),
+            "no_shard, or optim beside --data-parallel-sharding-strategy optim_grads_params",
         );
     }
     if said.on("use_torch_fsdp2") {
-        said.unable("PyTorch's FSDP", "--use-megatron-fsdp");
+        let grads = if said.on("bf16") {
+            Dtype::Bf16
+        } else {
+            Dtype::F32
+        };
+        return (optimizer, grads, Zero::Fsdp2, instances.unwrap_or(1));
     }
     if !fsdp && name != "dist_muon" && !said.on("use_distributed_optimizer") {
         said.unable(

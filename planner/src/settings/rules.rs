@@ -46,6 +46,7 @@ pub fn broken(settings: &Settings, target: &Target<'_>) -> Vec<Problem> {
     rules.overlap();
     rules.precision();
     rules.muon();
+    rules.torch_fsdp2();
     rules.graphs();
     rules.environment();
     rules.training();
@@ -438,6 +439,41 @@ impl<'a> Rules<'a> {
             "the precision-aware optimizer, which offload to the CPU is, is Adam's alone",
             "--optimizer adam, or settings without --use-precision-aware-optimizer and --optimizer-cpu-offload",
         );
+    }
+
+    /// What PyTorch's FSDP2 does not go with, beyond what the planner's own rules say: `validate_args`.
+    fn torch_fsdp2(&mut self) {
+        if !self.on("use_torch_fsdp2") {
+            return;
+        }
+        let fused = !self.on("no_gradient_accumulation_fusion");
+        let format = self.word("ckpt_format").unwrap_or("torch_dist");
+        let saves = ["torch_dist", "torch_dcp"].contains(&format);
+        for (is_broken, with, nearest) in [
+            (
+                self.on("use_megatron_fsdp"),
+                "--use-megatron-fsdp",
+                "one of them",
+            ),
+            (
+                self.on("use_distributed_optimizer"),
+                "--use-distributed-optimizer",
+                "settings without it",
+            ),
+            (
+                fused,
+                "gradients that are added up in products",
+                "--no-gradient-accumulation-fusion",
+            ),
+            (
+                !saves,
+                "another format of checkpoints",
+                "--ckpt-format torch_dist",
+            ),
+        ] {
+            let rule = format!("--use-torch-fsdp2 does not go with {with}");
+            self.rule(is_broken, rule, nearest);
+        }
     }
 
     fn graphs(&mut self) {

@@ -304,6 +304,7 @@ pub const FLAGS: &[Flag] = &[
         Read(Optimizer),
     ),
     flag("use_megatron_fsdp", "", V14, Read(Optimizer)),
+    flag("use_torch_fsdp2", "", V14, Read(Optimizer)),
     flag(
         "data_parallel_sharding_strategy",
         "no_shard",
@@ -673,12 +674,6 @@ pub const FLAGS: &[Flag] = &[
         Unpriced("keeps transposed weights"),
     ),
     flag("use_sharp", "", V14, Unpriced("reduces in the switches")),
-    flag(
-        "use_torch_fsdp2",
-        "",
-        V14,
-        Unpriced("is another way to divide weights"),
-    ),
     flag(
         "distribute_saved_activations",
         "",

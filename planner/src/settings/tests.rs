@@ -149,8 +149,13 @@ fn plan_drawn(drawn: &Drawn) -> Option<Plan> {
         options.instances = 2;
     }
     if bit(21) && !bit(3) {
-        let kinds = [Zero::Gradients, Zero::Fsdp];
-        options.zero = kinds[usize::from(bit(22))];
+        let kinds = [Zero::Gradients, Zero::Fsdp, Zero::Hybrid, Zero::Fsdp2];
+        options.zero = kinds[usize::from(bit(22)) + 2 * usize::from(bit(23))];
+        match options.zero {
+            Zero::Hybrid => options.instances = 2,
+            Zero::Fsdp2 => options.grad_dtype = Dtype::Bf16,
+            _ => {}
+        }
     }
     planned(&model, &cluster, drawn.gpus, &options)
 }

@@ -322,14 +322,22 @@ fn write_optimizer(job: &Job, out: &mut Writer) {
     let options = &job.options;
     if options.optimizer.deals_tensors() {
         write_muon(job, out);
-    } else {
+    } else if options.zero != Zero::Fsdp2 {
         out.on("use_distributed_optimizer");
         out.because("masters and moments over the replicas");
     }
     match options.zero {
         Zero::States => {}
-        zero @ (Zero::Gradients | Zero::Fsdp) => {
-            let all = zero == Zero::Fsdp;
+        Zero::Fsdp2 => {
+            out.on("use_torch_fsdp2");
+            out.because("PyTorch divides weights, gradients and states over the replicas");
+            out.on("no_gradient_accumulation_fusion");
+            out.because("it has the gradients, not Megatron's buffers");
+            out.set("ckpt_format", "torch_dist");
+            out.because("a format that it saves");
+        }
+        zero => {
+            let all = zero.divides_weights();
             out.on("use_megatron_fsdp");
             let (what, strategy, why) = if all {
                 (
@@ -345,6 +353,10 @@ fn write_optimizer(job: &Job, out: &mut Writer) {
             out.because(why);
             out.set("ckpt_format", "fsdp_dtensor");
             out.because("the one format that Megatron-FSDP saves");
+            if zero == Zero::Hybrid {
+                out.set("outer_dp_sharding_strategy", "optim");
+                out.because("masters and moments over instances too");
+            }
         }
     }
     if options.instances > 1 {
@@ -413,11 +425,13 @@ fn write_muon(job: &Job, out: &mut Writer) {
 
 fn write_overlap(job: &Job, out: &mut Writer) {
     let overlap = job.options.overlap.unwrap_or_default();
-    if overlap.grad_reduce {
+    // PyTorch's FSDP2 is not told.
+    let torch = job.options.zero == Zero::Fsdp2;
+    if overlap.grad_reduce && !torch {
         out.on("overlap_grad_reduce");
         out.because("gradients are reduced under the last backward pass");
     }
-    if overlap.param_gather {
+    if overlap.param_gather && !torch {
         out.on("overlap_param_gather");
         out.because("weights are gathered under the first forward pass");
     }
@@ -573,8 +587,10 @@ fn write_environment(job: &Job, cluster: &Cluster, version: Version, out: &mut W
             "32",
             "exchanges of tokens beside compute, which 1 would hold up",
         ),
-        Zero::Gradients | Zero::Fsdp => ("8", "more than 1 under FSDP, which Megatron-LM checks"),
-        Zero::States => (
+        zero if zero.divides_gradients() => {
+            ("8", "more than 1 under FSDP, which Megatron-LM checks")
+        }
+        _ => (
             "1",
             "collectives start in the order of their launch; checked under tensor or context parallelism before Blackwell",
         ),

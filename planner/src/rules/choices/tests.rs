@@ -478,7 +478,7 @@ fn gradients_that_rest_divided_are_reduced_beside_compute() {
         check(
             "",
             &format!("zero 2 overlap {overlap}"),
-            "zero_2_at_once",
+            "zero_at_once",
             &expected,
         );
     }
@@ -575,7 +575,66 @@ fn each_rule_of_some_layers_and_of_divided_gradients_has_its_message() {
         "zero_2_over_pp",
         &["pp is 2", "nearest: pp = 1"],
     );
-    check("", "zero 2 stack moefold", "stack_zero_2", &["`zero` fsdp"]);
+    for zero in ["2", "hfsdp num_distributed_optimizer_instances 1", "fsdp2"] {
+        let words = format!("stack moefold zero {zero}");
+        let broken = broken("mixtral-8x22b", "", &words);
+        let broken: Vec<&str> = broken.iter().map(Illegal::reason).collect();
+        assert_eq!(broken.first(), Some(&"stack_zero"), "{zero}: {broken:?}");
+    }
+    let halves = "zero hfsdp num_distributed_optimizer_instances 2";
+    for (degrees, words, reason, parts) in [
+        ("", "zero hfsdp", "hfsdp_alone", ["is 1", "nearest: 2"]),
+        ("pp=2", halves, "fsdp_over_pp", ["`zero` hfsdp", "pp = 1"]),
+        (
+            "",
+            &format!("{halves} precision mxfp8 primary_weights fp8"),
+            "hfsdp_weights",
+            ["precision` mxfp8", "`primary_weights` wide"],
+        ),
+    ] {
+        check(degrees, words, reason, &parts);
+    }
+    let narrow = "zero fsdp2 grad_dtype bf16";
+    for (degrees, words, nearest) in [
+        ("", "zero fsdp2", "`grad_dtype` bf16"),
+        ("ep=8", narrow, "ep = 1"),
+        ("tp=2", narrow, "etp = 2"),
+        (
+            "",
+            &format!("{narrow} num_distributed_optimizer_instances 2"),
+            "1 of them",
+        ),
+        (
+            "",
+            &format!("{narrow} optimizer adam-bf16-moments"),
+            "`optimizer` adam",
+        ),
+        ("", &format!("{narrow} masters remainder"), "`masters` fp32"),
+        (
+            "",
+            &format!("{narrow} precision fp8 primary_weights fp8"),
+            "`primary_weights` wide",
+        ),
+        (
+            "",
+            &format!("{narrow} optimizer_offload_fraction 1"),
+            "`optimizer_offload_fraction` 0",
+        ),
+    ] {
+        check(degrees, words, "fsdp2", &["does not go with", nearest]);
+    }
+    check(
+        "",
+        &format!("{narrow} overlap grad-reduce"),
+        "zero_at_once",
+        &["grad-reduce,param-gather in `overlap`", "always"],
+    );
+    let tied = broken("granite-3.1-1b-a400m-instruct", "", narrow);
+    let said: Vec<String> = tied.iter().map(ToString::to_string).collect();
+    assert!(
+        said.len() == 1 && said[0].contains("a tied embedding"),
+        "{said:?}"
+    );
 }
 
 #[test]
@@ -617,6 +676,12 @@ fn choices_that_go_together_break_nothing() {
         ("tp=2,ep=8", "zero fsdp"),
         ("tp=2,ep=8", "zero fsdp stack moefold"),
         ("tp=2,ep=8", "zero 2"),
+        (
+            "tp=2,ep=4",
+            "zero hfsdp num_distributed_optimizer_instances 4",
+        ),
+        ("tp=2,etp=2,cp=2", "zero fsdp2 grad_dtype bf16"),
+        ("", "zero fsdp2 grad_dtype bf16 precision fp8"),
         ("tp=2,ep=8", "zero 2 num_distributed_optimizer_instances 4"),
         (
             "tp=2,ep=4",

@@ -8,7 +8,6 @@ use super::rank::{RankEnd, RankWeights, Unit, several};
 use super::{Case, StageSplit, own};
 use crate::bucket::{self, Division};
 use crate::choice::PrimaryWeights;
-use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups};
 use crate::mesh::{self, GroupKind, Mesh, Placement, placement};
 use crate::model::{Layer, Mixer};
@@ -45,8 +44,14 @@ impl StageSplit {
             for (bucket, &elements) in weights.buckets[family].iter().zip(held[family]) {
                 let unit = bucket.start;
                 let (&gather_s, &reduce_s) = prices.next().expect("one for each bucket");
-                let sweeps = ends::added_up(elements, shards[family]);
-                let sweeps = if keeps { sweeps.to_vec() } else { Vec::new() };
+                let sweeps = if keeps {
+                    ends::added_up(elements, shards[family]).to_vec()
+                } else if question.copies_units() {
+                    let dtypes = [weight_dtype(question), question.options.grad_dtype];
+                    ends::copied(elements, shards[family], dtypes).to_vec()
+                } else {
+                    Vec::new()
+                };
                 let price = |op: &Op| question.costs.op(op).time.0;
                 parts.push(Part {
                     family,
@@ -187,20 +192,20 @@ impl StageSplit {
         free.max(now) - alone
     }
 
-    /// Seconds by which a rank's first forward pass is longer for its weights, which are gathered from the start of the
-    /// step in order of use; it begins when the first message is there, and is so much slower beside gathers.
+    /// Seconds by which a rank's first forward pass is longer for weights of some families, gathered from the start of the
+    /// step in order of use, each bucket in `gather_s`; it begins when the first message is there, and is so much slower beside gathers.
     pub(super) fn gathered_after(
         &self,
-        layout: &Layout,
-        rank: usize,
-        arrives: f64,
-        (passes_s, slows): (&[[f64; 2]], f64),
+        families: [bool; 2],
+        (rank, arrives): (usize, f64),
+        passes_s: &[[f64; 2]],
+        (gather_s, slows): (&[f64], f64),
     ) -> f64 {
-        let all_s: f64 = self.ends[rank].gather_s.iter().sum();
-        let buckets = self.weights[rank].of_collectives(several(layout));
+        let all_s: f64 = gather_s.iter().sum();
+        let buckets = self.weights[rank].of_collectives(families);
         let mut wanted: Vec<(usize, f64)> = buckets
             .iter()
-            .zip(&self.ends[rank].gather_s)
+            .zip(gather_s)
             .map(|((units, _), &seconds)| (units.start, seconds))
             .collect();
         wanted.sort_by_key(|(unit, _)| *unit);
@@ -360,6 +365,7 @@ impl StageSplit {
             dp_cp: replicas.0,
             edp: replicas.1,
             across: replicas.2,
+            outer: question.outer(),
             tp: of(GroupKind::Tp),
         };
         let shared = question.embeds_twice() && layout.places().parts_ends();
@@ -418,7 +424,17 @@ fn rank_end(
         pair,
         shard::vocab(question.model, shape.local.tp) * question.model.hidden,
     );
-    if question.stack.sweeps_gradients() {
+    if question.copies_units() {
+        let own = [groups.dp_cp, groups.edp].map(|group| u64::from(group.ranks));
+        let shard = weights.total();
+        let own = [
+            shard.dense().div_ceil(own[0]),
+            shard.experts.div_ceil(own[1]),
+        ];
+        let widens = question.widens_gradients();
+        work.optimizer
+            .extend(ends::clipped(own.iter().sum(), widens));
+    } else if question.stack.sweeps_gradients() {
         let grads = question.options.grad_dtype;
         let passes = ends::passes_over_gradients(&weights.total(), groups, grads);
         work.optimizer.extend(passes);
@@ -469,8 +485,13 @@ fn rank_end(
     let launched_s = question.stack.common().launch.0 * work.launches as f64;
     let at_once = work.optimizer.iter();
     let at_once_s: f64 = at_once.map(|op| question.costs.op(op).time.0).sum();
-    let lists = [&work.reduce, &work.across, &work.gather];
-    let [reduce_s, across_s, gather_s] = lists.map(|list| seconds(list));
+    let lists = [
+        &work.reduce,
+        &work.across,
+        &work.gather,
+        &work.gather_across,
+    ];
+    let [reduce_s, across_s, gather_s, gather_across_s] = lists.map(|list| seconds(list));
     let shown = [&work.exposed, &work.sums].map(|list| seconds(list).iter().sum::<f64>());
     // Gathers are of the same ranks as reductions.
     let reduced = (work.reduce.iter().zip(&reduce_s)).chain(work.across.iter().zip(&across_s));
@@ -485,6 +506,7 @@ fn rank_end(
         reduce_s,
         across_s,
         gather_s,
+        gather_across_s,
         exposed_s: shown.iter().sum(),
         update_s: at_once_s + by_tensor_s + question.stack.host_excess(launched_s, by_tensor_s),
         waiting_s: 0.0,

@@ -4,7 +4,7 @@ use std::iter::repeat_n;
 use std::rc::Rc;
 
 use moefold_profiles::units::{Bytes, GIB, Span};
-use moefold_profiles::{ByClass, TensorClass};
+use moefold_profiles::{ByClass, Dtype, TensorClass};
 
 use super::rank::several;
 use super::{Case, StageSplit, message, own};
@@ -89,10 +89,7 @@ impl StageSplit {
             ..
         } = case;
         let options = question.options;
-        let kept = (options.optimizer, options.masters, options.primary_weights);
-        let bytes = question
-            .stack
-            .state(options.precision, kept, options.grad_dtype);
+        let bytes = question.state_bytes();
         let overhead = overhead(case);
         let setting = question.setting(layout, shape.wires(), &shape.local, &shape.groups);
         let step = question.runtime.step(&setting, layout.microbatches());
@@ -103,21 +100,27 @@ impl StageSplit {
             self.copied = Level::of(TensorClass::Activations, message.bytes);
         }
         let pp = layout.pp() as usize;
-        let shards = question.shards(layout);
+        let states = question.state_shards(layout);
+        let shards = (question.shards(layout), states);
         let share = options.optimizer_offload;
         let state = |elements: u64| Bytes((elements as f64 * bytes.sharded) as u64);
         self.streamed = (0..pp)
             .map(|rank| {
-                let families = self.weights[rank].resting(step.grain, shards);
-                let families = families.into_iter().zip(shards);
-                let pieces = families.flat_map(|(buckets, shards)| {
+                let families = self.weights[rank].resting(step.grain, states);
+                let families = families.iter().zip(states);
+                let pieces = families.clone().flat_map(|(buckets, shards)| {
                     share.pieces(buckets.iter().sum::<u64>().div_ceil(shards))
                 });
                 let pieces: Vec<u64> = pieces.collect();
                 let on_device = if let Some(dealt) = &self.weights[rank].dealt {
                     let gathered = !question.overlap.param_gather;
-                    let beside = bytes.beside_tensors(dealt, shards, gathered);
+                    let beside = bytes.beside_tensors(dealt, states, gathered);
                     Level::of(TensorClass::Transient, beside)
+                } else if question.widens_gradients() {
+                    // In f32, for the update.
+                    let own = families
+                        .map(|(buckets, shards)| buckets.iter().sum::<u64>().div_ceil(shards));
+                    Level::of(TensorClass::Transient, Dtype::F32.bytes(own.sum()))
                 } else if pieces.is_empty() {
                     Level::default()
                 } else {
@@ -128,7 +131,7 @@ impl StageSplit {
             .collect();
         self.held = (0..pp)
             .map(|rank| {
-                let resting = self.weights[rank].resting(step.grain, shards);
+                let resting = self.weights[rank].resting(step.grain, states);
                 let weights = &self.weights[rank];
                 let held = resting
                     .each_ref()
@@ -142,10 +145,14 @@ impl StageSplit {
                             bytes.weights(whole, 0) + bytes.gradients(grads)
                         } else {
                             let units = weights.units.iter().map(|unit| unit.resting);
-                            memory::largest_units(units.map(|unit| {
+                            let units = units.map(|unit| {
                                 let total = unit.total();
                                 [bytes.weights(total, unit.wide), bytes.gradients(total)]
-                            }))
+                            });
+                            memory::largest_units(
+                                units,
+                                if question.copies_units() { 2 } else { 1 },
+                            )
                         };
                         memory::fully_sharded(held, wide, bytes, shards, whole)
                     }
@@ -157,7 +164,7 @@ impl StageSplit {
                         memory::gradients_sharded(held, wide, bytes, shards, whole)
                     }
                     Division::Whole | Division::AtLeast(_) => {
-                        memory::state(held, wide, bytes, shards)
+                        memory::state(held, wide, bytes, states)
                     }
                 };
                 if let Some(dealt) = &weights.dealt {
