@@ -879,11 +879,13 @@ fn units<'a>(
     let parts: Option<Vec<Vec<Unit<'a>>>> = layouts
         .par_chunks(BOUNDED)
         .map_init(Weights::new, |weights, some| {
-            looks.look().is_continue().then(|| {
-                let units = some.iter().map(|layout| unit(weights, layout)).collect();
-                looks.seen(some.len());
-                units
-            })
+            if looks.look().is_break() {
+                return None;
+            }
+            let units = some.iter().map(|layout| unit(weights, layout)).collect();
+            looks.seen(some.len());
+            // However few chunks there are, some progress is heard.
+            looks.look().is_continue().then_some(units)
         })
         .collect();
     let parts = parts.ok_or(PlanError::Stopped)?;
