@@ -1,7 +1,11 @@
 //! `moefold validate --here`: how near the loop of plan, measure and plan again comes on this machine's CPU.
 
 use std::fs;
+use std::hint::black_box;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
@@ -43,6 +47,8 @@ const COUNTS: f64 = 0.05;
 const APART: f64 = 0.10;
 /// Cores that other programs may keep busy beside a trial whose times say something.
 const QUIET: f64 = 0.1;
+/// By how much the speed of the machine may change between two times that are compared.
+const STEADY: f64 = 0.05;
 
 /// A layout, planned, measured, trained and planned again.
 #[derive(Debug, Clone, Serialize)]
@@ -69,6 +75,12 @@ struct Trial {
     routed_gib: f64,
     /// Cores that other programs kept busy while it trained, where the system says.
     others_busy: Option<f64>,
+    /// What one piece of work took on all cores, seconds: before the machine was measured, before training and after it.
+    /// Clocks show here, and what else runs on the host of a virtual machine.
+    pace_s: [f64; 3],
+    /// The median step of the second, third and last quarter of training: what happens between two paces, and routers
+    /// that have not settled.
+    quarters_s: [f64; 3],
     /// See [`recording_costs`].
     #[serde(skip)]
     recording: Vec<f64>,
@@ -218,6 +230,7 @@ impl<'a> Bench<'a> {
         let unmeasured = self.plan(number, &[], None)?;
         let profile = self.folder.join(format!("profile-{repetition}-{number}"));
         let options = training(self.args.steps, 0);
+        let before_s = pace_s();
         let measured = measure(
             std::slice::from_ref(&unmeasured),
             Course {
@@ -231,7 +244,9 @@ impl<'a> Bench<'a> {
         let profiled = self.plan(number, &[profile], None)?;
 
         let run = self.run_dir(repetition, number);
+        let between_s = pace_s();
         let trained = train_into(&run, &profiled, &self.samples, &options, self.output)?;
+        let pace_s = [before_s, between_s, pace_s()];
         let summary = trained.summary;
         let own = self.plan(number, std::slice::from_ref(&run), None)?;
         let routing = Routing::read(&run).map_err(Failure::runtime)?;
@@ -255,6 +270,8 @@ impl<'a> Bench<'a> {
             measured_gib: peaks.max().unwrap_or(0) as f64 / GIB as f64,
             routed_gib: routed.planned.predicted.peak_gib,
             others_busy: summary.host.and_then(|host| host.others_busy),
+            pace_s,
+            quarters_s: quarters_s(&steps),
             recording: recording_costs(&steps, &options.traced_steps),
         })
     }
@@ -277,6 +294,22 @@ impl Trial {
         self.others_busy.is_some_and(|others| others > QUIET)
     }
 
+    /// By how much the speed of the machine, or of training, changed in its time.
+    fn change(&self) -> f64 {
+        spread(&self.pace_s).max(spread(&self.quarters_s))
+    }
+
+    /// Whether two times that were measured in it can be compared.
+    fn is_steady(&self) -> bool {
+        !self.is_disturbed() && self.change() <= STEADY
+    }
+
+    /// Whether its times can be compared with those of another.
+    fn is_like(&self, other: &Self) -> bool {
+        let all: Vec<f64> = self.pace_s.iter().chain(&other.pace_s).copied().collect();
+        self.is_steady() && other.is_steady() && spread(&all) <= STEADY
+    }
+
     /// The errors of the categories that count, with the profile.
     fn categories(&self) -> impl Iterator<Item = (Category, f64)> {
         Category::ALL.into_iter().filter_map(|category| {
@@ -288,7 +321,51 @@ impl Trial {
     }
 }
 
-/// Each layout over its repetitions.
+/// The most of some times over the least, less one.
+fn spread(times_s: &[f64]) -> f64 {
+    let most = times_s.iter().copied().fold(0.0, f64::max);
+    let least = times_s.iter().copied().fold(f64::INFINITY, f64::min);
+    if least > 0.0 { most / least - 1.0 } else { 0.0 }
+}
+
+/// The median, of two the later, of each quarter of some steps. The first quarter is left out: in it a run gets going.
+fn quarters_s(steps_s: &[f64]) -> [f64; 3] {
+    let count = steps_s.len();
+    [1, 2, 3].map(|quarter| {
+        let mut own = steps_s[quarter * count / 4..(quarter + 1) * count / 4].to_vec();
+        own.sort_by(f64::total_cmp);
+        own.get(own.len() / 2).copied().unwrap_or(0.0)
+    })
+}
+
+/// What a piece of work takes on all cores at once, in seconds: the median of some. It does as many sums of products in the first
+/// cache as keep a core some hundredths of a second.
+fn pace_s() -> f64 {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let work = || {
+        let mut sums = [1.0_f32; 4096];
+        for _ in 0..50_000 {
+            for sum in black_box(&mut sums).iter_mut() {
+                *sum = *sum * 0.999 + 0.001;
+            }
+        }
+        black_box(&sums);
+    };
+    let mut times_s = [0.0; 5];
+    for time_s in &mut times_s {
+        let start = Instant::now();
+        thread::scope(|scope| {
+            for _ in 0..cores {
+                scope.spawn(work);
+            }
+        });
+        *time_s = start.elapsed().as_secs_f64();
+    }
+    times_s.sort_by(f64::total_cmp);
+    times_s[times_s.len() / 2]
+}
+
+/// Each layout over its repetitions on a steady machine.
 fn layouts(trials: &[Trial]) -> Vec<Near> {
     let mut layouts: Vec<Near> = Vec::new();
     for trial in trials {
@@ -303,6 +380,9 @@ fn layouts(trials: &[Trial]) -> Vec<Near> {
             });
             layouts.len() - 1
         });
+        if !trial.is_steady() {
+            continue;
+        }
         let near = &mut layouts[at];
         near.held += usize::from(trial.error(trial.profile_step_s).abs() <= 0.10);
         near.of += 1;
@@ -341,26 +421,38 @@ fn bars(trials: &[Trial], layouts: &[Near]) -> Vec<Bar> {
         });
     };
     let of_each = |near: &dyn Fn(&Trial) -> Option<bool>| trials.iter().filter_map(near).collect();
+    let steady = || trials.iter().filter(|trial| trial.is_steady());
     bar(
         "layouts with a profile within 10%, 4 of 5 times",
-        layouts.iter().map(|near| near.met).collect(),
+        layouts
+            .iter()
+            .filter(|near| near.of > 0)
+            .map(|near| near.met)
+            .collect(),
     );
     bar(
         "with a profile no worse by 5 points",
-        of_each(&|t| {
-            let before = t.error(t.unmeasured_step_s).abs();
-            Some(t.error(t.profile_step_s).abs() <= before + 0.05)
-        }),
+        steady()
+            .map(|t| {
+                let before = t.error(t.unmeasured_step_s).abs();
+                t.error(t.profile_step_s).abs() <= before + 0.05
+            })
+            .collect(),
     );
     bar(
         "with its own run within 5%",
-        of_each(&|t| Some(t.error(t.own_run_step_s).abs() <= 0.05)),
+        steady()
+            .map(|t| t.error(t.own_run_step_s).abs() <= 0.05)
+            .collect(),
     );
     bar(
         "with the run of another layout within 10%",
-        of_each(&|t| Some(t.error(t.other_run_step_s?).abs() <= 0.10)),
+        of_each(&|t| {
+            let near = t.error(t.other_run_step_s?).abs() <= 0.10;
+            t.is_like(of_the_ranks(trials, t)?).then_some(near)
+        }),
     );
-    let categories = trials.iter().flat_map(Trial::categories);
+    let categories = steady().flat_map(Trial::categories);
     bar(
         "categories with a profile within 25%",
         categories.map(|(_, error)| error.abs() <= 0.25).collect(),
@@ -373,12 +465,20 @@ fn bars(trials: &[Trial], layouts: &[Near]) -> Vec<Bar> {
     bars
 }
 
+/// The trial of the other layout of as many ranks in the same repetition.
+fn of_the_ranks<'a>(trials: &'a [Trial], one: &Trial) -> Option<&'a Trial> {
+    trials.iter().find(|other| {
+        (other.repetition, other.ranks) == (one.repetition, one.ranks) && other.layout != one.layout
+    })
+}
+
 /// Of the pairs of layouts of one repetition whose steps are apart: whether predicted in that order.
 fn orders(trials: &[Trial]) -> Vec<bool> {
     let mut held = Vec::new();
     for (i, one) in trials.iter().enumerate() {
         let others = trials[i + 1..].iter();
-        for other in others.filter(|other| other.repetition == one.repetition) {
+        for other in others.filter(|other| other.repetition == one.repetition && one.is_like(other))
+        {
             let measured = one.measured_step_s / other.measured_step_s;
             if measured.max(1.0 / measured) > 1.0 + APART {
                 let predicted = one.profile_step_s / other.profile_step_s;
@@ -403,6 +503,7 @@ fn trials_text(trials: &[Trial]) -> String {
         "category furthest off",
         ">peak",
         ">others",
+        ">speed",
     ]);
     for trial in trials {
         let error = |predicted_s: f64| format::signed_percent(trial.error(predicted_s));
@@ -432,17 +533,25 @@ fn trials_text(trials: &[Trial]) -> String {
                 ),
                 None => super::dash(),
             },
+            format!(
+                "{}{}",
+                format::percent(trial.change()),
+                if trial.change() <= STEADY { " " } else { "~" }
+            ),
         ]);
     }
-    let disturbed = trials.iter().filter(|trial| trial.is_disturbed()).count();
+    let steady = trials.iter().filter(|trial| trial.is_steady()).count();
     format!(
         "{}\nPredicted over measured, less one. Profile: of this machine; 80%: whether the step was in its interval. Own run, \
          another's: what training measured as profile, of this layout and of the other one of as many ranks. Peak: with \
-         the run's routing. Others: cores that other programs kept busy; {disturbed} of {} trials had more than {QUIET} (!), \
-         and their times say little. Categories count from {:.0}% of a step on, with the profile; pairs where steps are \
+         the run's routing. Others: cores that other programs kept busy (! above {QUIET}). Speed: by how much a fixed piece of work \
+         around the trial, or a quarter of its steps, took longer than another. {steady} of {} trials were on a quiet machine that \
+         kept its speed within {:.0}%; of the others (~) only memory is judged, and two trials are compared where both were at one \
+         speed. Categories count from {:.0}% of a step on, with the profile; pairs where steps are \
          more than {:.0}% apart.\n",
         table.text(),
         trials.len(),
+        100.0 * STEADY,
         100.0 * COUNTS,
         100.0 * APART,
     )
@@ -457,7 +566,11 @@ fn summary(answer: &HereJson) -> String {
             layout.ranks.to_string(),
             layout.held.to_string(),
             layout.of.to_string(),
-            word(layout.met).to_owned(),
+            if layout.of == 0 {
+                "not judged".to_owned()
+            } else {
+                word(layout.met).to_owned()
+            },
         ]);
     }
     let judged: Vec<&Bar> = answer.bars.iter().filter(|bar| bar.of > 0).collect();
@@ -482,7 +595,10 @@ fn summary(answer: &HereJson) -> String {
     });
     let missed = judged.iter().filter(|bar| !bar.met);
     let missed: Vec<&str> = missed.map(|bar| bar.name).collect();
-    let last = if missed.is_empty() {
+    let last = if judged.len() < answer.bars.len() && missed.is_empty() {
+        let (judged, all) = (judged.len(), answer.bars.len());
+        format!("{judged} of {all} bars could be judged, and held.")
+    } else if missed.is_empty() {
         format!("All {} bars held.", judged.len())
     } else {
         let held = judged.len() - missed.len();
@@ -527,8 +643,40 @@ mod tests {
             measured_gib: 1.0,
             routed_gib: 1.0,
             others_busy: None,
+            pace_s: [0.02; 3],
+            quarters_s: [measured; 3],
             recording: Vec::new(),
         }
+    }
+
+    /// What was measured while the machine's speed changed is judged by nothing that compares two moments, nor is a pair of
+    /// steady trials at two speeds; what is of one moment is judged.
+    #[test]
+    fn golden_a_machine_that_changes_its_speed_judges_less() {
+        let mut trials = [trial(0, 1.0), trial(0, 1.2)];
+        for (trial, layout) in trials.iter_mut().zip(["TP2", "DP2"]) {
+            trial.layout = layout.to_owned();
+            trial.other_run_step_s = Some(trial.measured_step_s);
+        }
+        let judged = |trials: &[Trial]| -> Vec<usize> {
+            held(trials).into_iter().map(|[_, of]| of).collect()
+        };
+        assert_eq!(judged(&trials), [2, 2, 2, 2, 2, 1, 2]);
+        trials[1].pace_s = [0.025; 3];
+        assert_eq!(judged(&trials), [2, 2, 2, 0, 2, 0, 2]);
+        trials[1].pace_s = [0.02, 0.02, 0.0211];
+        assert_eq!(judged(&trials), [1, 1, 1, 0, 1, 0, 2]);
+        trials[1].pace_s = [0.02, 0.02, 0.0209];
+        trials[1].quarters_s = [1.2, 1.2, 1.27];
+        assert_eq!(judged(&trials), [1, 1, 1, 0, 1, 0, 2]);
+    }
+
+    #[test]
+    fn golden_quarters_have_medians() {
+        let steps: Vec<f64> = (0..12).map(f64::from).collect();
+        assert_eq!(quarters_s(&steps), [4.0, 7.0, 10.0]);
+        assert_eq!(quarters_s(&[1.0]), [0.0, 0.0, 1.0]);
+        assert_eq!(spread(&quarters_s(&[1.0])), 0.0);
     }
 
     fn held(trials: &[Trial]) -> Vec<[usize; 2]> {
@@ -571,7 +719,7 @@ mod tests {
             "{last}"
         );
         assert!(
-            text.contains("0.50!") && text.contains("1 of 10 trials"),
+            text.contains("0.50!") && text.contains("9 of 10 trials"),
             "{text}"
         );
     }
@@ -615,7 +763,7 @@ mod tests {
         off.profile_time_s.add(Category::Waiting, Seconds(1.0));
         assert_eq!(
             held(&[off.clone()]),
-            [[0, 1], [0, 1], [0, 1], [1, 1], [1, 1], [0, 0], [0, 1]]
+            [[0, 1], [0, 1], [0, 1], [0, 0], [1, 1], [0, 0], [0, 1]]
         );
         off.profile_time_s.add(Category::Attention, Seconds(0.26));
         assert_eq!(held(&[off])[4], [0, 1]);
