@@ -135,10 +135,10 @@ pub(crate) fn training(steps: u32, seed: u64) -> TrainOptions {
 
 fn summary(answer: &QuickstartJson) -> String {
     format!(
-        "\nThe step time of the folded layout was predicted {} off before anything was measured, \
-         {} off with this machine's profile.\nOpen {} to see where the time and the memory went.\n",
-        format::signed_percent(answer.error_before),
-        format::signed_percent(answer.error_after),
+        "\nThe step of the folded layout was predicted {} before anything was measured, and {} with this machine's \
+         profile.\nOpen {} to see where the time and the memory went.\n",
+        format::step_off(answer.error_before),
+        format::step_off(answer.error_after),
         answer.report.display()
     )
 }

@@ -839,7 +839,7 @@ fn completions_are_a_script() {
 }
 
 #[test]
-fn quickstart_closes_the_loop() {
+fn a_quickstart_closes_the_loop() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("quickstart");
     let out_text = out.to_str().expect("UTF-8");

@@ -181,7 +181,7 @@ fn memory_of(subject: &Subject) -> Option<String> {
         Some(measured) => format!(
             " It measured {} ({}).{}",
             format::gib(measured),
-            error_words(predicted.peak_gib / measured - 1.0, "high", "low"),
+            format::off(predicted.peak_gib / measured - 1.0, "high", "low"),
             match predicted.routing {
                 Some(PlannedRouting::Balanced { .. })
                     if measured > (1.0 + UNEVEN) * predicted.peak_gib =>
@@ -226,7 +226,7 @@ fn prediction(comparison: &Comparison) -> Vec<String> {
             subject.name,
             format::seconds(predicted.step_s),
             format::seconds(subject.step_s()),
-            error_words(error, "too slow", "too fast"),
+            format::step_off(error),
         ));
     }
     if errors.len() > 1 {
@@ -300,18 +300,6 @@ fn host_of(measured: &Measured) -> Option<String> {
          more to do than it has cores.",
         host.threads
     ))
-}
-
-fn error_words(error: f64, positive: &str, negative: &str) -> String {
-    if error.abs() < 0.0005 {
-        "exact".to_owned()
-    } else {
-        format!(
-            "{} {}",
-            format::percent(error.abs()),
-            if error > 0.0 { positive } else { negative }
-        )
-    }
 }
 
 /// One sentence for all runs of which the same can be said: a sentence has `{}` where the names go.

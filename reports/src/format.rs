@@ -128,6 +128,20 @@ pub fn percent(share: f64) -> String {
     }
 }
 
+/// How far off something is, which is so much more than another, in the words for more and less: `5.6% too fast`, `exact`.
+pub fn off(error: f64, more: &str, less: &str) -> String {
+    if error.abs() < 0.0005 {
+        return "exact".to_owned();
+    }
+    let word = if error > 0.0 { more } else { less };
+    format!("{} {word}", percent(error.abs()))
+}
+
+/// The same of a predicted step, over the measured one less one.
+pub fn step_off(error: f64) -> String {
+    off(error, "too slow", "too fast")
+}
+
 /// A signed relative difference in percent: `+12%`, `-3.4%`.
 pub fn signed_percent(difference: f64) -> String {
     let percent = difference * 100.0;

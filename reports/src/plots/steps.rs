@@ -132,14 +132,9 @@ fn row(
     let at = (x(predicted), middle);
     scene.mark(at, 9.0, Form::Star, PREDICTED, tip("predicted", predicted));
     let left = WIDTH - MARGIN - ERRORS + 16.0;
-    let verdict = match subject.step_error() {
-        Some(error) if error.abs() < 0.0005 => "prediction exact".to_owned(),
-        Some(error) if error > 0.0 => {
-            format!("prediction {:.1}% too slow", 100.0 * error)
-        }
-        Some(error) => format!("prediction {:.1}% too fast", -100.0 * error),
-        None => String::new(),
-    };
+    let verdict = subject.step_error().map_or(String::new(), |error| {
+        format!("prediction {}", format::step_off(error))
+    });
     scene
         .text((left, middle - 3.0), verdict, BODY, Anchor::Start)
         .medium();
