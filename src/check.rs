@@ -308,7 +308,7 @@ impl Case<'_> {
 }
 
 /// Options of the planner whose flags have other names in Megatron-LM; what has no flag of its own there is in words.
-const OPTIONS: [(&str, &str); 28] = [
+const OPTIONS: [(&str, &str); 30] = [
     (
         "`overlap` grad-reduce,param-gather",
         "--overlap-grad-reduce and --overlap-param-gather",
@@ -347,6 +347,8 @@ const OPTIONS: [(&str, &str); 28] = [
         "--moe-pad-expert-input-to-capacity",
     ),
     ("`token_drop_policy`", "--moe-token-drop-policy"),
+    ("`zero` fsdp2", "--use-torch-fsdp2"),
+    ("`zero` hfsdp", "--outer-dp-sharding-strategy optim"),
     (
         "`zero` fsdp",
         "--data-parallel-sharding-strategy optim_grads_params",

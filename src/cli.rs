@@ -178,7 +178,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, default_value = "1", value_parser = flags::one_of(&Zero::ALL, Zero::name))]
     pub(crate) zero: Zero,
     /// Cut replicas into so many parts, each of which divides by itself what --zero says (megatron): hybrid sharding under
-    /// fsdp, where each rank's part is reduced across once a step
+    /// fsdp and hfsdp, where each rank's part is reduced across once a step
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) num_distributed_optimizer_instances: u32,
     /// Parameters that a bucket of gradients has at least, where they are reduced beside compute (moefold)

@@ -143,7 +143,7 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
         (
             !matches!(plan.zero, None | Some(Zero::States | Zero::Fsdp)),
             format!(
-                "of fully sharded data parallelism one form alone is implemented, found zero \"{}\", use \"1\" or \"fsdp\"",
+                "replicas divide states alone, or weights and gradients too, found zero \"{}\", use \"1\" or \"fsdp\"",
                 plan.zero.unwrap_or_default().name()
             ),
         ),

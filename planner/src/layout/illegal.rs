@@ -405,6 +405,11 @@ pub enum Illegal {
         "`zero` fsdp2 does not go with {with} (Megatron-LM's --use-torch-fsdp2); nearest: {nearest}, or `zero` fsdp"
     )]
     Fsdp2 { with: String, nearest: String },
+    /// Experts that have other replicas than what is dense.
+    #[error(
+        "`zero` fsdp2 divides all parameters over the same replicas, and etp = {etp} where tp = {tp}; nearest: etp = {tp}, or `zero` fsdp"
+    )]
+    Fsdp2Experts { tp: u32, etp: u32 },
     /// Weights whose transposed copies stay.
     #[error(
         "`zero` hfsdp does not go with `primary_weights` fp8 under `precision` {precision}, whose transposed copies Megatron-FSDP does not divide over instances; nearest: `primary_weights` wide, or `zero` fsdp"
@@ -573,6 +578,7 @@ impl Illegal {
             Self::StackZero { .. } => "stack_zero",
             Self::HybridAlone => "hfsdp_alone",
             Self::Fsdp2 { .. } => "fsdp2",
+            Self::Fsdp2Experts { .. } => "fsdp2_experts",
             Self::HybridWeights { .. } => "hfsdp_weights",
             Self::StackHierarchy => "stack_cp_hierarchy",
             Self::HierarchySizes { .. } => "cp_hierarchy_sizes",
@@ -607,6 +613,7 @@ impl Illegal {
             Self::InterleavedAlone { .. } => pins.pp.is_some(),
             Self::Rows { .. } => pins.cp.is_some() && pins.tp.is_some(),
             Self::CombinedAlone => pins.ep.is_some(),
+            Self::Fsdp2Experts { .. } => pins.tp.is_some() && pins.etp.is_some(),
             Self::PipelineGroups { .. } => {
                 let all = [pins.tp, pins.cp, pins.ep, pins.etp];
                 all.iter().all(Option::is_some)

@@ -104,7 +104,7 @@ pub struct StepWork {
     pub across: Vec<Collective>,
     /// Weight gathers after the update.
     pub gather: Vec<Collective>,
-    /// Those before them, over instances that divide the states.
+    /// Weight gathers over instances that divide the states, before the first pass of the next step.
     pub gather_across: Vec<Collective>,
     /// Reductions that nothing hides: gradients of replicated parameters, of a tied embedding.
     pub exposed: Vec<Collective>,
@@ -276,7 +276,6 @@ impl Held {
 
 /// Lowers the end of a step for a rank. Reductions and gathers are those of the dense buckets in their order, then
 /// those of experts. Where instances divide states, the last reductions leave each its part, and updated weights are gathered
-/// over them first (HFSDP of Megatron-FSDP, `hsdp_wbuf` and `hsdp_gbuf` in `param_and_grad_buffer.py` at 0056bc94). Where instances divide states, the last reductions leave each its part, and updated weights are gathered
 /// over them first (HFSDP of Megatron-FSDP, `hsdp_wbuf` and `hsdp_gbuf` in `param_and_grad_buffer.py` at 0056bc94). Gradients are reduced in
 /// `grad_dtype`; weights are gathered in `weight_dtype` (ZeRO-1, Megatron's distributed optimizer); moments
 /// are of `moments`, `masters` is what is kept of masters, and `on_host` of all these rests on the host.

@@ -29,6 +29,8 @@ pub(super) struct Choices {
     without_p2p: bool,
     /// What replicas divide.
     zero: Zero,
+    /// Whether the model has experts.
+    has_experts: bool,
     /// Parts that replicas are cut into.
     instances: u32,
     /// How ranks are numbered.
@@ -50,6 +52,7 @@ impl Choices {
             without_p2p: stack.pairs_need_overlap()
                 && !options.overlap.unwrap_or(stack.common().overlap).p2p,
             zero: options.zero,
+            has_experts: model.num_moe_layers() > 0,
             instances: options.instances,
             order: options.order.unwrap_or_default(),
             combines: (options.overlap.unwrap_or_default().expert_alltoall)
@@ -92,15 +95,17 @@ impl Choices {
             zero if zero.divides_weights() && pp > 1 => {
                 broken.push(Illegal::ShardedStages { zero, pp });
             }
-            _ => {}
+            Zero::States | Zero::Gradients | Zero::Fsdp | Zero::Hybrid | Zero::Fsdp2 => {}
         }
         if self.zero == Zero::Fsdp2 {
-            let alone = [("ep", d.ep, 1), ("etp", d.etp, d.tp)].into_iter();
-            let refused = alone.filter(|(_, found, alone)| found != alone);
-            broken.extend(refused.map(|(degree, found, alone)| Illegal::Fsdp2 {
-                with: format!("{degree} = {found}, as it divides all over the same replicas"),
-                nearest: format!("{degree} = {alone}"),
-            }));
+            if d.ep > 1 {
+                let (with, nearest) = (format!("ep = {}", d.ep), "ep = 1".to_owned());
+                broken.push(Illegal::Fsdp2 { with, nearest });
+            }
+            if self.has_experts && d.etp != d.tp {
+                let (tp, etp) = (d.tp, d.etp);
+                broken.push(Illegal::Fsdp2Experts { tp, etp });
+            }
         }
         if self.instances > 1 {
             self.check_instances(d, broken);
@@ -237,7 +242,7 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         broken.push(Illegal::GatherAlone);
     }
     check_states(options, &mut broken);
-    if options.zero == Zero::Fsdp2 {
+    if options.zero == Zero::Fsdp2 && name == StackName::Megatron {
         check_fsdp2(model, options, &mut broken);
     }
     let keys = KeyWays::of(model, options);
@@ -533,7 +538,7 @@ fn check_states(options: &SearchOptions, broken: &mut Vec<Illegal>) {
         let needs = "grad-reduce,param-gather";
         broken.push(Illegal::DividedAtOnce { zero, needs });
     }
-    if options.zero == Zero::Hybrid {
+    if options.zero == Zero::Hybrid && options.stack == StackName::Megatron {
         check_hybrid(options, broken);
     }
     if options.grad_dtype != Dtype::F32 && options.stack == StackName::Moefold {

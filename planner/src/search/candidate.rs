@@ -23,7 +23,7 @@ use crate::runtime::{Level, Slot, seconds};
 use crate::simulate::{Hidden, StageTimes, lower_bound};
 
 pub(crate) use held::overhead;
-use rank::{RankEnd, RankWeights};
+use rank::{RankEnd, RankWeights, several};
 
 /// What is asked, and of which layout under which dispatcher.
 #[derive(Clone, Copy)]
@@ -325,25 +325,15 @@ impl StageSplit {
                 (true, false) => self.reduced_behind(layout, rank, &backward_s, slows_backward),
                 (true, true) => {
                     let slowed = (&end.reduce_s[..], slows_backward);
-                    self.reduced_after(rank::several(layout), rank, &passes_s, slowed)
+                    self.reduced_after(several(layout), rank, &passes_s, slowed)
                 }
             };
             self.times.reduce[rank] = Seconds(reduce).to_span();
             let gather = match (overlap.param_gather, by_bucket) {
-                // Weights that rest divided are gathered in every microbatch, and over instances before the first.
-                (beside, _) if question.shards_weights() => {
-                    let slowed = (&end.gather_across_s[..], slows_forward);
-                    if beside {
-                        self.gathered_after([true; 2], (rank, arrives), &passes_s, slowed)
-                    } else {
-                        end.gather_across_s.iter().sum()
-                    }
-                }
+                _ if question.shards_weights() => 0.0,
                 (false, _) => gather_s,
                 (true, true) => {
-                    let slowed = (&end.gather_s[..], slows_forward);
-                    let families = rank::several(layout);
-                    self.gathered_after(families, (rank, arrives), &passes_s, slowed)
+                    self.gathered_after(layout, rank, arrives, (&passes_s, slows_forward))
                 }
                 (true, false) => {
                     // Until its first message comes a rank computes nothing.

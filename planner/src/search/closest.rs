@@ -119,7 +119,8 @@ impl Change {
                 precision.compute().bits() < precision.activation().bits()
                     && options.primary_weights == PrimaryWeights::Wide
             }
-            Self::Instances => options.instances > 1,
+            // Of one alone there is no hybrid.
+            Self::Instances => options.instances > 1 && options.zero != Zero::Hybrid,
             Self::Fsdp => !options.zero.divides_weights(),
             Self::Gradients => options.grad_dtype == Dtype::F32,
             Self::Moments => options.optimizer == Optimizer::Adam,
@@ -142,12 +143,7 @@ impl Change {
             Self::States => options.optimizer_offload = HostShare(1.0),
             Self::Masters => options.masters = Masters::Remainder,
             Self::Primary => options.primary_weights = PrimaryWeights::Fp8,
-            Self::Instances => {
-                options.instances = 1;
-                if options.zero == Zero::Hybrid {
-                    options.zero = Zero::Fsdp;
-                }
-            }
+            Self::Instances => options.instances = 1,
             Self::Fsdp => options.zero = Zero::Fsdp,
             Self::Gradients => options.grad_dtype = Dtype::Bf16,
             Self::Moments => options.optimizer = Optimizer::AdamBf16Moments,

@@ -391,10 +391,11 @@ impl Shape {
 
 #[cfg(test)]
 mod tests {
+    use moefold_profiles::Dtype;
     use moefold_profiles::pricing::Costs;
 
     use super::*;
-    use crate::choice::StackName;
+    use crate::choice::{StackName, Zero};
     use crate::layout::Batch;
     use crate::model::presets;
     use crate::options::SearchOptions;
@@ -412,14 +413,32 @@ mod tests {
         let combined = "grad-reduce,param-gather,p2p,expert-alltoall";
         // Of a block by itself the floor knows how long the host is, not where the device waits for it.
         let no_host = 1e-9;
-        for (name, gpus, global_batch, every, overlap, host) in [
-            ("mixtral-8x7b", 16, 32, 3, None, no_host),
-            ("mixtral-8x7b", 16, 32, 5, None, 1.0),
-            ("deepseek-v3", 256, 64, 97, None, no_host),
-            ("deepseek-v3", 256, 64, 197, None, 1.0),
-            ("qwen3-next-80b-a3b", 32, 32, 17, None, no_host),
+        for (name, gpus, global_batch, every, overlap, host, zero) in [
+            ("mixtral-8x7b", 16, 32, 3, None, no_host, Zero::States),
+            ("mixtral-8x7b", 16, 32, 5, None, 1.0, Zero::States),
+            ("deepseek-v3", 256, 64, 97, None, no_host, Zero::States),
+            ("deepseek-v3", 256, 64, 197, None, 1.0, Zero::States),
+            (
+                "qwen3-next-80b-a3b",
+                32,
+                32,
+                17,
+                None,
+                no_host,
+                Zero::States,
+            ),
             // Its launches take longer than its work where ep is small.
-            ("qwen3-30b-a3b", 16, 64, 7, Some(combined), 1.0),
+            (
+                "qwen3-30b-a3b",
+                16,
+                64,
+                7,
+                Some(combined),
+                1.0,
+                Zero::States,
+            ),
+            ("mixtral-8x7b", 16, 32, 5, None, no_host, Zero::Hybrid),
+            ("mixtral-8x7b", 16, 32, 5, None, no_host, Zero::Fsdp2),
         ] {
             let model = &presets::load(name).expect("a preset");
             let cluster = &moefold_profiles::presets::cluster("dgx-h200").expect("a preset");
@@ -430,6 +449,13 @@ mod tests {
             let options = &SearchOptions {
                 top: 200,
                 overlap: overlap.map(|kinds| kinds.parse().expect("kinds")),
+                zero,
+                instances: if zero == Zero::Hybrid { 2 } else { 1 },
+                grad_dtype: if zero == Zero::Fsdp2 {
+                    Dtype::Bf16
+                } else {
+                    Dtype::F32
+                },
                 ..SearchOptions::new(batch, StackName::Megatron)
             };
             let costs = &Costs::for_cluster(cluster, &[]).times(Factors {

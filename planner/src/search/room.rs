@@ -74,7 +74,7 @@ impl<'a> Room<'a> {
         } else {
             0.0
         };
-        let shards = question.shards(layout).map(|shards| shards as f64);
+        let shards = question.state_shards(layout).map(|shards| shards as f64);
         let state = |shard: Shard| {
             let families = [shard.dense(), shard.experts].map(|count| count as f64);
             let each = families.iter().zip(shards);

@@ -18,6 +18,8 @@ pub(super) struct Part {
     pub(super) unit: usize,
     /// In which it is whole: of weights, of gradients.
     pub(super) buffers: [usize; 2],
+    /// What gathers its weights over instances that divide the states, before the first gather of a step.
+    pub(super) before_s: f64,
     /// None where its weights rest whole.
     pub(super) gather_s: Option<f64>,
     pub(super) reduce_s: f64,
@@ -67,6 +69,7 @@ impl Waits {
             overlap,
             slowed,
             held: Held::default(),
+            first: true,
             now: 0.0,
             lane: 0.0,
             gathered: vec![0.0; parts.len()],
@@ -80,6 +83,7 @@ impl Waits {
                 if !keeps {
                     player.held = Held::default();
                 }
+                player.first = (microbatch, pass) == (0, FORWARD);
                 let began = player.now;
                 player.pass(pass, passes_s);
                 passed_s[pass] = player.now - began;
@@ -120,6 +124,8 @@ struct Player<'a> {
     overlap: Overlap,
     slowed: [f64; 2],
     held: Held,
+    /// Whether it is the first pass of a step.
+    first: bool,
     /// When compute goes on, and when the last collective ends.
     now: f64,
     lane: f64,
@@ -176,7 +182,8 @@ impl Player<'_> {
             if let Some(gather_s) = part.gather_s
                 && self.held.take(part.family, part.buffers[0], unit)
             {
-                self.lane = self.lane.max(self.now) + gather_s;
+                let before_s = if self.first { part.before_s } else { 0.0 };
+                self.lane = self.lane.max(self.now) + before_s + gather_s;
                 self.gathered[number] = self.lane;
                 self.gathers[number] += 1;
             }
@@ -206,6 +213,7 @@ mod tests {
             family: 0,
             unit,
             buffers: turns.map(|turns| unit % turns),
+            before_s: 0.0,
             gather_s: Some(2.0),
             reduce_s: 3.0,
             sweeps: Vec::new(),
@@ -241,6 +249,18 @@ mod tests {
         let found = [waits.first_forward, waits.forward, waits.backward];
         assert_eq!(found, [2.0, 0.0, 2.0]);
         assert_eq!(waits.reduce, 3.0 + 0.5);
+        // Gathers over instances before the first ones, of 4 seconds: the first unit waits for 6, each other for what of 6 is
+        // longer than a pass of 5. All else is as without them.
+        let mut over = parts([2, 2]);
+        let play = |parts: &[Part]| Waits::played(parts, (&passes_s, [0.0; 2]), beside, false, 2);
+        let usual = play(&over);
+        for part in &mut over {
+            part.before_s = 4.0;
+        }
+        let waits = play(&over);
+        assert_eq!(waits.first_forward, 6.0 + 3.0 * 1.0);
+        let others = |waits: &Waits| [waits.forward, waits.backward, waits.last_backward];
+        assert_eq!(others(&waits), others(&usual));
         // Weights that rest whole are not gathered, and reductions go on beside the next forward pass.
         let mut whole = parts([4, 4]);
         for part in &mut whole {

@@ -45,6 +45,12 @@ fn under(model: &Model, mut options: SearchOptions, first: &PlannedLayout) -> Se
     if divides {
         (pins.pp, pins.vpp) = (Some(1), Some(1));
     }
+    if options.zero == Zero::Fsdp2 {
+        pins.ep = Some(1);
+        if model.num_moe_layers() > 0 {
+            pins.etp = pins.tp;
+        }
+    }
     let own = pins.pp == Some(1) || comes_back || divides;
     let stages = (!own).then(|| PipelineLayout::of(model, first.pipeline.stages.clone()));
     options.pins = pins;
@@ -125,7 +131,15 @@ fn held(asked: &Asked<'_>) -> Vec<Held> {
     let divides = several && !overlap.expert_alltoall && options.bucket_elements.is_none();
     let plain = divides && !sharded && options.instances == 1;
     for (zero, instances) in [(Zero::Gradients, 1), (Zero::Hybrid, 2), (Zero::Fsdp2, 1)] {
-        hold(plain, ("zero", zero.name().to_owned()), &|options| {
+        let value = if instances > 1 {
+            format!(
+                "{} --num-distributed-optimizer-instances {instances}",
+                zero.name()
+            )
+        } else {
+            zero.name().to_owned()
+        };
+        hold(plain, ("zero", value), &|options| {
             (options.zero, options.instances) = (zero, instances);
         });
     }

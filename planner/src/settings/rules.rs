@@ -461,6 +461,16 @@ impl<'a> Rules<'a> {
                 "settings without it",
             ),
             (
+                self.on("overlap_grad_reduce") || self.on("overlap_param_gather"),
+                "--overlap-grad-reduce or --overlap-param-gather",
+                "settings without them, as it always does",
+            ),
+            (
+                self.on("use_precision_aware_optimizer"),
+                "--use-precision-aware-optimizer",
+                "settings without it",
+            ),
+            (
                 fused,
                 "gradients that are added up in products",
                 "--no-gradient-accumulation-fusion",

@@ -150,7 +150,7 @@ fn plan_drawn(drawn: &Drawn) -> Option<Plan> {
     }
     if bit(21) && !bit(3) {
         let kinds = [Zero::Gradients, Zero::Fsdp, Zero::Hybrid, Zero::Fsdp2];
-        options.zero = kinds[usize::from(bit(22)) + 2 * usize::from(bit(23))];
+        options.zero = kinds[usize::from(bit(23)) + 2 * usize::from(bit(24))];
         match options.zero {
             Zero::Hybrid => options.instances = 2,
             Zero::Fsdp2 => options.grad_dtype = Dtype::Bf16,
@@ -659,6 +659,18 @@ const WRONG: &[[&str; 4]] = &[
         "use_megatron_fsdp",
         "on",
         "--data-parallel-sharding-strategy no_shard has no price",
+    ],
+    [
+        "qwen",
+        "use_torch_fsdp2",
+        "on",
+        "--use-torch-fsdp2 does not go with --use-distributed-optimizer",
+    ],
+    [
+        "qwen",
+        "use_torch_fsdp2",
+        "on",
+        "--use-torch-fsdp2 does not go with gradients that are added up in products",
     ],
     ["qwen", "fp8_param_gather", "on", "needs FP8"],
     ["qwen", "fp8_dot_product_attention", "on", "needs FP8"],

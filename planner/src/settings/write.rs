@@ -336,7 +336,7 @@ fn write_optimizer(job: &Job, out: &mut Writer) {
             out.set("ckpt_format", "torch_dist");
             out.because("a format that it saves");
         }
-        zero => {
+        zero @ (Zero::Gradients | Zero::Fsdp | Zero::Hybrid) => {
             let all = zero.divides_weights();
             out.on("use_megatron_fsdp");
             let (what, strategy, why) = if all {
@@ -361,7 +361,7 @@ fn write_optimizer(job: &Job, out: &mut Writer) {
     }
     if options.instances > 1 {
         out.set("num_distributed_optimizer_instances", &options.instances);
-        out.because("replicas divide in so many parts, each by itself");
+        out.because("so many parts of the replicas");
     }
     let narrow = options.optimizer == Optimizer::AdamBf16Moments;
     if narrow {

@@ -598,7 +598,6 @@ fn each_rule_of_some_layers_and_of_divided_gradients_has_its_message() {
     for (degrees, words, nearest) in [
         ("", "zero fsdp2", "`grad_dtype` bf16"),
         ("ep=8", narrow, "ep = 1"),
-        ("tp=2", narrow, "etp = 2"),
         (
             "",
             &format!("{narrow} num_distributed_optimizer_instances 2"),
@@ -623,6 +622,14 @@ fn each_rule_of_some_layers_and_of_divided_gradients_has_its_message() {
     ] {
         check(degrees, words, "fsdp2", &["does not go with", nearest]);
     }
+    check(
+        "tp=2",
+        narrow,
+        "fsdp2_experts",
+        &["etp = 1 where tp = 2", "nearest: etp = 2"],
+    );
+    let dense = broken("llama-3.1-8b", "tp=2", narrow);
+    assert!(dense.is_empty(), "{dense:?}");
     check(
         "",
         &format!("{narrow} overlap grad-reduce"),

@@ -8,6 +8,7 @@ use super::rank::{RankEnd, RankWeights, Unit, several};
 use super::{Case, StageSplit, own};
 use crate::bucket::{self, Division};
 use crate::choice::PrimaryWeights;
+use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups};
 use crate::mesh::{self, GroupKind, Mesh, Placement, placement};
 use crate::model::{Layer, Mixer};
@@ -36,14 +37,20 @@ impl StageSplit {
         let shards = question.shards(layout);
         let mut parts = Vec::new();
         let mut prices = end.gather_s.iter().zip(&end.reduce_s);
-        for family in (0..2).filter(|&family| shards[family] > 1) {
+        let mut before = end.gather_across_s.iter().copied();
+        for family in (0..2).filter(|&family| shards[family] > 1 || question.outer() > 1) {
             let buffers = turns.map(|turns| {
                 [turns.weights, turns.grads]
                     .map(|turns| weights.in_turns(family, held[family], turns).0)
             });
             for (bucket, &elements) in weights.buckets[family].iter().zip(held[family]) {
                 let unit = bucket.start;
-                let (&gather_s, &reduce_s) = prices.next().expect("one for each bucket");
+                let divides = shards[family] > 1;
+                let (&gather_s, &reduce_s) = if divides {
+                    prices.next().expect("one for each bucket")
+                } else {
+                    (&0.0, &0.0)
+                };
                 let sweeps = if keeps {
                     ends::added_up(elements, shards[family]).to_vec()
                 } else if question.copies_units() {
@@ -60,6 +67,7 @@ impl StageSplit {
                         Some(buffers) => [0, 1].map(|kind| buffers[kind][unit]),
                         None => [unit; 2],
                     },
+                    before_s: before.next().unwrap_or(0.0),
                     gather_s: turns.map(|_| gather_s),
                     reduce_s,
                     swept_s: sweeps.iter().map(price).sum(),
@@ -192,20 +200,20 @@ impl StageSplit {
         free.max(now) - alone
     }
 
-    /// Seconds by which a rank's first forward pass is longer for weights of some families, gathered from the start of the
-    /// step in order of use, each bucket in `gather_s`; it begins when the first message is there, and is so much slower beside gathers.
+    /// Seconds by which a rank's first forward pass is longer for its weights, which are gathered from the start of the
+    /// step in order of use; it begins when the first message is there, and is so much slower beside gathers.
     pub(super) fn gathered_after(
         &self,
-        families: [bool; 2],
-        (rank, arrives): (usize, f64),
-        passes_s: &[[f64; 2]],
-        (gather_s, slows): (&[f64], f64),
+        layout: &Layout,
+        rank: usize,
+        arrives: f64,
+        (passes_s, slows): (&[[f64; 2]], f64),
     ) -> f64 {
-        let all_s: f64 = gather_s.iter().sum();
-        let buckets = self.weights[rank].of_collectives(families);
+        let all_s: f64 = self.ends[rank].gather_s.iter().sum();
+        let buckets = self.weights[rank].of_collectives(several(layout));
         let mut wanted: Vec<(usize, f64)> = buckets
             .iter()
-            .zip(gather_s)
+            .zip(&self.ends[rank].gather_s)
             .map(|((units, _), &seconds)| (units.start, seconds))
             .collect();
         wanted.sort_by_key(|(unit, _)| *unit);
@@ -424,21 +432,8 @@ fn rank_end(
         pair,
         shard::vocab(question.model, shape.local.tp) * question.model.hidden,
     );
-    if question.copies_units() {
-        let own = [groups.dp_cp, groups.edp].map(|group| u64::from(group.ranks));
-        let shard = weights.total();
-        let own = [
-            shard.dense().div_ceil(own[0]),
-            shard.experts.div_ceil(own[1]),
-        ];
-        let widens = question.widens_gradients();
-        work.optimizer
-            .extend(ends::clipped(own.iter().sum(), widens));
-    } else if question.stack.sweeps_gradients() {
-        let grads = question.options.grad_dtype;
-        let passes = ends::passes_over_gradients(&weights.total(), groups, grads);
-        work.optimizer.extend(passes);
-    }
+    work.optimizer
+        .extend(passes_over_gradients(question, &weights.total(), groups));
     let several = several(layout);
     if question.bucket_elements(layout).is_some() && question.overlap.param_gather {
         work.optimizer.extend(ends::cleared(&held, [1; 2]));
@@ -511,6 +506,19 @@ fn rank_end(
         update_s: at_once_s + by_tensor_s + question.stack.host_excess(launched_s, by_tensor_s),
         waiting_s: 0.0,
         work,
+    }
+}
+
+/// Passes over the gradients of a rank that holds `shard`, beside its optimizer.
+fn passes_over_gradients(question: &Question<'_>, shard: &Shard, groups: &StepGroups) -> Vec<Op> {
+    if question.copies_units() {
+        let families = [(shard.dense(), groups.dp_cp), (shard.experts, groups.edp)];
+        let own = families.map(|(held, group)| held.div_ceil(u64::from(group.ranks)));
+        ends::clipped(own.iter().sum(), question.widens_gradients()).collect()
+    } else if question.stack.sweeps_gradients() {
+        ends::passes_over_gradients(shard, groups, question.options.grad_dtype)
+    } else {
+        Vec::new()
     }
 }
 

@@ -128,7 +128,7 @@ pub(crate) struct RankEnd {
     /// Reductions over instances of the optimizer, of every bucket.
     pub(super) across_s: Vec<f64>,
     pub(super) gather_s: Vec<f64>,
-    /// Weight gathers over instances that divide the states, of every bucket.
+    /// Those over instances that divide the states, before them, of every bucket.
     pub(super) gather_across_s: Vec<f64>,
     /// The share of multiprocessors that reductions and gathers take while they run, on average.
     pub(super) taken: f64,

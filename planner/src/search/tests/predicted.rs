@@ -11,9 +11,9 @@ use crate::choice::{
     CpComm, Graphs, Objective, Optimizer, Overlap, PrimaryWeights, Recompute, StackName, Zero,
 };
 use crate::layout::Batch;
-use crate::model::presets;
+use crate::model::{Model, presets};
 use crate::options::SearchOptions;
-use crate::plan::Plan;
+use crate::plan::{Plan, PlannedLayout};
 use crate::search::{Asked, ENDLESS_GIB, plan, plan_briefly};
 use crate::stack::megatron::Declared;
 
@@ -461,15 +461,15 @@ fn golden_calls_are_passes_of_layers_and_microbatches() {
     assert_eq!(again.calls["router"], 3.0 * 32.0 * (32.0 / 8.0));
 }
 
-/// Bytes by the formula: weights, gradients and states over the replicas, two of the largest units of weights and the
-/// gradients of one.
-#[test]
-fn golden_fully_sharded_memory_and_traffic() {
-    let model = presets::load("mixtral-8x7b").expect("a preset");
-    let mut cluster = cluster("dgx-h100");
-    cluster.gpu.memory_gib = ENDLESS_GIB;
-    let options = |zero, overlap: Option<&str>| SearchOptions {
+/// Parameters of Mixtral 8x7B, and of a layer of it: 8 * 3 * 4096 * 14336 of experts, 2 * 4096^2 + 2 * 4096 * 1024 of
+/// attention, 8 * 4096 of the router and two norms.
+const MIXTRAL: [f64; 2] = [46_702_792_704.0, 1_451_270_144.0];
+
+/// Mixtral 8x7B on 64 GPUs that hold everything and replicate all of it, which divide that in some way.
+fn replicas(zero: Zero, instances: u32, overlap: Option<&str>) -> SearchOptions {
+    SearchOptions {
         zero,
+        instances,
         overlap: overlap.map(|words| words.parse().expect("words")),
         pins: "tp=1,cp=1,pp=1,ep=1,etp=1,mbs=1".parse().expect("degrees"),
         recompute: Some(Recompute::Full.into()),
@@ -481,29 +481,45 @@ fn golden_fully_sharded_memory_and_traffic() {
             },
             StackName::Megatron,
         )
-    };
-    let plan = |zero, overlap| {
-        let options = options(zero, overlap);
-        run(&model, &cluster, 64, &options).plans.swap_remove(0)
-    };
-    let (ours, whole) = (plan(Zero::Fsdp, None), plan(Zero::States, None));
-    assert_eq!((ours.zero, whole.zero), (Some(Zero::Fsdp), None));
-    // 46.7027923e9 parameters; a layer has 8 * 3 * 4096 * 14336 of experts, 2 * 4096^2 + 2 * 4096 * 1024 of attention,
-    // 8 * 4096 of the router and two norms.
-    let (all, layer) = (46_702_792_704.0_f64, 1_451_270_144.0);
-    let gib = |bytes: f64| bytes / f64::from(1 << 30);
-    let memory = &ours.predicted.memory_gib;
-    for (class, bytes) in [
-        (TensorClass::Weights, 2.0 * all / 64.0),
-        (TensorClass::Gradients, 4.0 * all / 64.0),
-        (TensorClass::Optimizer, 12.0 * all / 64.0),
-    ] {
+    }
+}
+
+fn of_replicas(options: &SearchOptions) -> (Model, Cluster, PlannedLayout) {
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let mut cluster = cluster("dgx-h100");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let plan = run(&model, &cluster, 64, options).plans.swap_remove(0);
+    (model, cluster, plan)
+}
+
+/// A rank has so many bytes of weights, gradients and states.
+fn holds(plan: &PlannedLayout, bytes: [f64; 3]) {
+    let classes = [
+        TensorClass::Weights,
+        TensorClass::Gradients,
+        TensorClass::Optimizer,
+    ];
+    for (class, bytes) in classes.into_iter().zip(bytes) {
+        let found = plan.predicted.memory_gib[class];
+        let expected = bytes / f64::from(1 << 30);
         assert!(
-            (memory[class] - gib(bytes)).abs() < 1e-5,
-            "{class:?}: {}",
-            memory[class]
+            (found - expected).abs() < 1e-5,
+            "{class:?}: {found} {expected}"
         );
     }
+}
+
+/// Bytes by the formula: weights, gradients and states over the replicas, two of the largest units of weights and the
+/// gradients of one.
+#[test]
+fn golden_fully_sharded_memory_and_traffic() {
+    let plan = |zero, overlap| of_replicas(&replicas(zero, 1, overlap)).2;
+    let (ours, whole) = (plan(Zero::Fsdp, None), plan(Zero::States, None));
+    assert_eq!((ours.zero, whole.zero), (Some(Zero::Fsdp), None));
+    let [all, layer] = MIXTRAL;
+    let gib = |bytes: f64| bytes / f64::from(1 << 30);
+    holds(&ours, [2.0, 4.0, 12.0].map(|each| each * all / 64.0));
+    let memory = &ours.predicted.memory_gib;
     let more = memory[TensorClass::Transient] - whole.predicted.memory_gib[TensorClass::Transient];
     assert!((more - gib(8.0 * layer)).abs() < 1e-5, "{more}");
     assert!(whole.predicted.peak_gib > 6.0 * gib(all));
@@ -521,46 +537,10 @@ fn golden_fully_sharded_memory_and_traffic() {
         "{dp_comm} of {expected}"
     );
     assert!(ours.predicted.time_s.get(Category::DpComm).0 < 0.7 * dp_comm);
-    // PyTorch's FSDP2 has narrow gradients, those of the layer that runs twice, and copies what it gathers and reduces.
-    let ours = {
-        let options = SearchOptions {
-            grad_dtype: Dtype::Bf16,
-            ..options(Zero::Fsdp2, None)
-        };
-        run(&model, &cluster, 64, &options).plans.swap_remove(0)
-    };
-    let memory = &ours.predicted.memory_gib;
-    for (class, bytes) in [
-        (TensorClass::Weights, 2.0 * all / 64.0),
-        (TensorClass::Gradients, 2.0 * all / 64.0),
-        (TensorClass::Optimizer, 12.0 * all / 64.0),
-    ] {
-        let found = memory[class];
-        assert!((found - gib(bytes)).abs() < 1e-5, "{class:?}: {found}");
-    }
-    let more = memory[TensorClass::Transient] - whole.predicted.memory_gib[TensorClass::Transient];
-    assert!(
-        (more - gib((2.0 + 2.0 + 2.0 * 2.0) * layer)).abs() < 1e-5,
-        "{more}"
-    );
-    let calls = &ours.predicted.calls;
-    assert_eq!(calls["all_gather"], 2.0 * 2.0 * (34.0 + 32.0));
-    assert_eq!(calls["reduce_scatter"], 2.0 * (34.0 + 32.0));
-    // Of each unit two copies of weights and one of gradients a microbatch; one of all gradients.
-    let usual = plan(Zero::Fsdp, None).predicted.calls;
-    let usual = usual.get("copy").copied().unwrap_or(0.0);
-    assert_eq!(calls["copy"] - usual, 2.0 * 3.0 * (34.0 + 32.0) + 1.0);
     // Of gradients alone all weights rest whole, and a thousand million gradients until they are reduced.
     let ours = plan(Zero::Gradients, None);
+    holds(&ours, [2.0 * all, 4.0 * all / 64.0, 12.0 * all / 64.0]);
     let memory = &ours.predicted.memory_gib;
-    for (class, bytes) in [
-        (TensorClass::Weights, 2.0 * all),
-        (TensorClass::Gradients, 4.0 * all / 64.0),
-        (TensorClass::Optimizer, 12.0 * all / 64.0),
-    ] {
-        let found = memory[class];
-        assert!((found - gib(bytes)).abs() < 1e-5, "{class:?}: {found}");
-    }
     let more = memory[TensorClass::Transient] - whole.predicted.memory_gib[TensorClass::Transient];
     assert!((more - gib(4e9)).abs() < 1e-5, "{more}");
     // Buckets of 64 million at least: of dense parameters both ends and two layers each, of experts a layer. They are
@@ -576,6 +556,31 @@ fn golden_fully_sharded_memory_and_traffic() {
     assert!(dp_comm >= gathered, "{dp_comm} of {gathered}");
     assert!(ours.predicted.time_s.get(Category::DpComm).0 < dp_comm);
     assert!(ours.predicted.step_s < apart.predicted.step_s);
+}
+
+/// PyTorch's FSDP2 has narrow gradients, those of the layer that runs twice, and copies what it gathers and reduces.
+#[test]
+fn golden_fsdp2_copies_what_it_gathers_and_reduces() {
+    let options = SearchOptions {
+        grad_dtype: Dtype::Bf16,
+        ..replicas(Zero::Fsdp2, 1, None)
+    };
+    let (_, _, ours) = of_replicas(&options);
+    let [fsdp, whole] =
+        [Zero::Fsdp, Zero::States].map(|zero| of_replicas(&replicas(zero, 1, None)).2);
+    let [all, layer] = MIXTRAL;
+    holds(&ours, [2.0, 2.0, 12.0].map(|each| each * all / 64.0));
+    let [ours_gib, whole_gib] =
+        [&ours, &whole].map(|plan| plan.predicted.memory_gib[TensorClass::Transient]);
+    let expected = (2.0 + 2.0 + 2.0 * 2.0) * layer / f64::from(1 << 30);
+    let more = ours_gib - whole_gib;
+    assert!((more - expected).abs() < 1e-5, "{more} {expected}");
+    let calls = &ours.predicted.calls;
+    assert_eq!(calls["all_gather"], 2.0 * 2.0 * (34.0 + 32.0));
+    assert_eq!(calls["reduce_scatter"], 2.0 * (34.0 + 32.0));
+    // Of each unit two copies of weights and one of gradients a microbatch; one of all gradients.
+    let usual = fsdp.predicted.calls.get("copy").copied().unwrap_or(0.0);
+    assert_eq!(calls["copy"] - usual, 2.0 * 3.0 * (34.0 + 32.0) + 1.0);
 }
 
 /// Heads are exchanged inside nodes as far as they divide, and across them keys go around; the levels of a plan are those of
@@ -781,112 +786,81 @@ fn muon_reduces_and_gathers_beside_compute_where_it_is_named() {
     assert!(named.predicted.step_s < unsaid.predicted.step_s);
 }
 
+/// What each of 64 GPUs has an eighth of, over eight nodes of eight.
+fn over_nodes(cluster: &Cluster, kind: CollectiveKind, dtype: Dtype, elements: u64) -> f64 {
+    let collective = Collective {
+        kind,
+        bytes: dtype.bytes(elements / 8),
+        ranks: 8,
+        ranks_per_domain: 1,
+    };
+    Costs::for_cluster(cluster, &[])
+        .collective(&collective)
+        .time
+        .0
+}
+
+/// A plan of parts is read back and priced the same, and is not walked. What nothing hides is all of its collectives; gives that.
+fn check_of_parts(options: &SearchOptions) -> (Cluster, PlannedLayout, f64) {
+    let (model, cluster, ours) = of_replicas(options);
+    let busy = &ours.predicted.busy_s;
+    let dp_comm = ours.predicted.time_s.get(Category::DpComm).0;
+    let collectives = ["all_gather", "reduce_scatter", "all_reduce"];
+    let expected: f64 = collectives.iter().filter_map(|stem| busy.get(*stem)).sum();
+    assert!(
+        (dp_comm / expected - 1.0).abs() < 1e-6,
+        "{dp_comm} of {expected}"
+    );
+    let planned = Plan::of(ours.clone(), &model, &cluster, 64, options);
+    let text = serde_json::to_string(&planned).expect("plain data");
+    let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
+    let kept = (read.options().instances, read.options().zero);
+    assert_eq!(kept, (options.instances, options.zero));
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let again = crate::search::again(&read, &costs, &Declared).expect("prices");
+    assert_eq!(again.predicted.step_s, ours.predicted.step_s);
+    let layout = read.layout().expect("legal");
+    assert!(crate::search::walk(&read, &layout, 0, &costs, &Declared).is_err());
+    (cluster, ours, dp_comm)
+}
+
+/// What shows of replicas' collectives where they run beside compute.
+fn beside_s(zero: Zero) -> f64 {
+    let options = replicas(zero, 8, Some("grad-reduce,param-gather"));
+    let (_, _, plan) = of_replicas(&options);
+    plan.predicted.time_s.get(Category::DpComm).0
+}
+
 /// Replicas in eight instances, each a node: what is divided over eight ranks and gathered there, and reduced over nodes
 /// once a step. Under ZeRO-1 only the states are divided so.
 #[test]
 fn golden_instances_of_the_optimizer_divide_inside_and_reduce_across() {
-    let model = presets::load("mixtral-8x7b").expect("a preset");
-    let mut cluster = cluster("dgx-h100");
-    cluster.gpu.memory_gib = ENDLESS_GIB;
-    let options = |zero, instances| SearchOptions {
-        zero,
-        instances,
-        overlap: Some("none".parse().expect("words")),
-        pins: "tp=1,cp=1,pp=1,ep=1,etp=1,mbs=1".parse().expect("degrees"),
-        recompute: Some(Recompute::Full.into()),
-        top: 1,
-        ..SearchOptions::new(
-            Batch {
-                seq_len: 4096,
-                global_batch: 128,
-            },
-            StackName::Megatron,
-        )
-    };
-    let plan = |zero, instances| {
-        let options = options(zero, instances);
-        let found = run(&model, &cluster, 64, &options);
-        found.plans.into_iter().next().expect("one")
-    };
-    let all = 46_702_792_704.0_f64;
-    let gib = |bytes: f64| bytes / f64::from(1 << 30);
-    let costs = Costs::for_cluster(&cluster, &[]);
-    // Each rank's eighth, over eight nodes.
-    let collective = |kind, dtype: Dtype, elements: u64| {
-        let collective = Collective {
-            kind,
-            bytes: dtype.bytes(elements / 8),
-            ranks: 8,
-            ranks_per_domain: 1,
-        };
-        costs.collective(&collective).time.0
-    };
-    let across = |elements| collective(CollectiveKind::AllReduce, Dtype::F32, elements);
-    for (zero, whole, owners, [gathers, reductions, buckets]) in [
-        (Zero::States, 1.0, 8.0, [2.0, 2.0, 2.0]),
-        (Zero::Fsdp, 8.0, 8.0, [4.0 * 66.0, 2.0 * 66.0, 66.0]),
-        // What instances divide too is scattered over them, and gathered once.
-        (Zero::Hybrid, 8.0, 64.0, [5.0 * 66.0, 3.0 * 66.0, 0.0]),
+    let [all, _] = MIXTRAL;
+    for (zero, whole, [gathers, reductions, buckets]) in [
+        (Zero::States, 1.0, [2.0, 2.0, 2.0]),
+        (Zero::Fsdp, 8.0, [4.0 * 66.0, 2.0 * 66.0, 66.0]),
     ] {
-        let alone = if zero == Zero::Hybrid {
-            Zero::Fsdp
-        } else {
-            zero
-        };
-        let (ours, one) = (plan(zero, 8), plan(alone, 1));
+        let (cluster, ours, dp_comm) = check_of_parts(&replicas(zero, 8, Some("none")));
+        let across =
+            |elements| over_nodes(&cluster, CollectiveKind::AllReduce, Dtype::F32, elements);
+        let (_, _, one) = of_replicas(&replicas(zero, 1, Some("none")));
         assert_eq!(
             (ours.optimizer_instances, one.optimizer_instances),
             (Some(8), None)
         );
-        let memory = &ours.predicted.memory_gib;
-        for (class, bytes) in [
-            (TensorClass::Weights, 2.0 * all / whole),
-            (TensorClass::Gradients, 4.0 * all / whole),
-            (TensorClass::Optimizer, 12.0 * all / owners),
-        ] {
-            let found = memory[class];
-            assert!(
-                (found - gib(bytes)).abs() < 1e-5,
-                "{zero:?} {class:?}: {found}"
-            );
-        }
+        holds(
+            &ours,
+            [2.0 * all / whole, 4.0 * all / whole, 12.0 * all / 8.0],
+        );
         let calls = &ours.predicted.calls;
         assert_eq!(calls["all_gather"], gathers, "{zero:?}");
         assert_eq!(calls["reduce_scatter"], reductions, "{zero:?}");
-        let reduced = calls.get("all_reduce").copied().unwrap_or(0.0);
-        assert_eq!(reduced, buckets, "{zero:?}");
+        assert_eq!(calls["all_reduce"], buckets, "{zero:?}");
         // A node's links are faster than the network from each of its GPUs.
         let busy = &ours.predicted.busy_s;
-        if zero == Zero::Hybrid {
-            let inside = plan(Zero::Fsdp, 8).predicted.busy_s["all_gather"];
-            let (experts, end) = (8 * 3 * 4096 * 14336, 32_000 * 4096);
-            let dense = (all as u64 - 32 * experts - 2 * end - 4096) / 32;
-            let units = [
-                (end, 1.0),
-                (dense, 32.0),
-                (experts, 32.0),
-                (end + 4096, 1.0),
-            ];
-            let each = units.map(|(elements, count)| {
-                let gather = collective(CollectiveKind::AllGather, Dtype::Bf16, elements);
-                count * gather
-            });
-            let expected: f64 = inside + each.iter().sum::<f64>();
-            let found = busy["all_gather"];
-            assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
-        } else {
-            assert!(
-                busy["all_gather"] < one.predicted.busy_s["all_gather"],
-                "{zero:?}"
-            );
-        }
-        // What nothing hides is all of it.
-        let dp_comm = ours.predicted.time_s.get(Category::DpComm).0;
-        let collectives = ["all_gather", "reduce_scatter", "all_reduce"];
-        let expected: f64 = collectives.iter().filter_map(|stem| busy.get(*stem)).sum();
         assert!(
-            (dp_comm / expected - 1.0).abs() < 1e-6,
-            "{dp_comm} of {expected}"
+            busy["all_gather"] < one.predicted.busy_s["all_gather"],
+            "{zero:?}"
         );
         if zero == Zero::States {
             let experts = 32 * 8 * 3 * 4096 * 14336;
@@ -895,25 +869,54 @@ fn golden_instances_of_the_optimizer_divide_inside_and_reduce_across() {
             assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
         } else {
             // Of the last unit, the embedding, each rank's eighth is reduced over nodes when all passes are over.
-            let beside = SearchOptions {
-                overlap: Some("grad-reduce,param-gather".parse().expect("words")),
-                ..options(zero, 8)
-            };
-            let beside = run(&model, &cluster, 64, &beside).plans.swap_remove(0);
-            // Over the network a scatter and a gather, of half the bytes, take no less than half of both at once.
-            let last_s = across(32_000 * 4096) * if zero == Zero::Hybrid { 0.5 } else { 1.0 };
-            let shown_s = beside.predicted.time_s.get(Category::DpComm).0;
+            let (last_s, shown_s) = (across(32_000 * 4096), beside_s(zero));
             assert!((last_s..dp_comm).contains(&shown_s), "{shown_s} {last_s}");
         }
-        let planned = Plan::of(ours, &model, &cluster, 64, &options(zero, 8));
-        let text = serde_json::to_string(&planned).expect("plain data");
-        let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
-        assert_eq!(read.options().instances, 8);
-        let again = crate::search::again(&read, &costs, &Declared).expect("prices");
-        assert_eq!(again.predicted.step_s, planned.planned.predicted.step_s);
-        let layout = read.layout().expect("legal");
-        assert!(crate::search::walk(&read, &layout, 0, &costs, &Declared).is_err());
     }
+}
+
+/// What instances divide too is scattered over them once a step, and gathered once; each rank updates a 64th.
+#[test]
+fn golden_states_are_divided_over_instances_too() {
+    let [all, _] = MIXTRAL;
+    let (cluster, ours, dp_comm) = check_of_parts(&replicas(Zero::Hybrid, 8, Some("none")));
+    let (_, _, inside) = of_replicas(&replicas(Zero::Fsdp, 8, Some("none")));
+    holds(&ours, [2.0 * all / 8.0, 4.0 * all / 8.0, 12.0 * all / 64.0]);
+    let calls = &ours.predicted.calls;
+    assert_eq!(calls["all_gather"], 5.0 * 66.0);
+    assert_eq!(calls["reduce_scatter"], 3.0 * 66.0);
+    assert!(!calls.contains_key("all_reduce"), "{calls:?}");
+    let (experts, end) = (8 * 3 * 4096 * 14336, 32_000 * 4096);
+    let dense = (all as u64 - 32 * experts - 2 * end - 4096) / 32;
+    let units = [
+        (end, 1.0),
+        (dense, 32.0),
+        (experts, 32.0),
+        (end + 4096, 1.0),
+    ];
+    for (stem, kind, dtype) in [
+        ("all_gather", CollectiveKind::AllGather, Dtype::Bf16),
+        ("reduce_scatter", CollectiveKind::ReduceScatter, Dtype::F32),
+    ] {
+        let each =
+            units.map(|(elements, count)| count * over_nodes(&cluster, kind, dtype, elements));
+        let expected = inside.predicted.busy_s[stem] + each.iter().sum::<f64>();
+        let found = ours.predicted.busy_s[stem];
+        assert!(
+            (found / expected - 1.0).abs() < 1e-9,
+            "{stem} {found} {expected}"
+        );
+    }
+    let update = |plan: &PlannedLayout| plan.predicted.busy_s["adamw"];
+    assert!(update(&ours) < 0.2 * update(&inside));
+    // Beside compute: what the first unit waits for and the last leaves.
+    let ends = [
+        (CollectiveKind::AllGather, Dtype::Bf16),
+        (CollectiveKind::ReduceScatter, Dtype::F32),
+    ];
+    let ends_s = ends.map(|(kind, dtype)| over_nodes(&cluster, kind, dtype, end));
+    let (least_s, shown_s) = (ends_s.iter().sum::<f64>(), beside_s(Zero::Hybrid));
+    assert!((least_s..dp_comm).contains(&shown_s), "{shown_s} {least_s}");
 }
 
 /// More stages than layers leave the first and the last to the ends of the model, as Megatron-Core does where it
