@@ -17,6 +17,7 @@ use moefold_planner::model::{Model, presets as models};
 use moefold_planner::options::{Routing, SearchOptions};
 use moefold_planner::plan::Plan;
 use moefold_profiles::presets;
+use moefold_profiles::statistics::median;
 use moefold_profiles::trace::{Category, TimeByCategory};
 use moefold_profiles::units::GIB;
 use moefold_reports::format;
@@ -328,13 +329,12 @@ fn spread(times_s: &[f64]) -> f64 {
     if least > 0.0 { most / least - 1.0 } else { 0.0 }
 }
 
-/// The median, of two the later, of each quarter of some steps. The first quarter is left out: in it a run gets going.
+/// The median of each quarter of some steps. The first quarter is left out: in it a run gets going.
 fn quarters_s(steps_s: &[f64]) -> [f64; 3] {
     let count = steps_s.len();
     [1, 2, 3].map(|quarter| {
-        let mut own = steps_s[quarter * count / 4..(quarter + 1) * count / 4].to_vec();
-        own.sort_by(f64::total_cmp);
-        own.get(own.len() / 2).copied().unwrap_or(0.0)
+        let own = &steps_s[quarter * count / 4..(quarter + 1) * count / 4];
+        median(own.to_vec()).unwrap_or(0.0)
     })
 }
 
@@ -351,18 +351,16 @@ fn pace_s() -> f64 {
         }
         black_box(&sums);
     };
-    let mut times_s = [0.0; 5];
-    for time_s in &mut times_s {
+    let timed = |_| {
         let start = Instant::now();
         thread::scope(|scope| {
             for _ in 0..cores {
                 scope.spawn(work);
             }
         });
-        *time_s = start.elapsed().as_secs_f64();
-    }
-    times_s.sort_by(f64::total_cmp);
-    times_s[times_s.len() / 2]
+        start.elapsed().as_secs_f64()
+    };
+    median((0..5).map(timed).collect()).expect("five times")
 }
 
 /// Each layout over its repetitions on a steady machine.
