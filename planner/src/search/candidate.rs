@@ -45,8 +45,10 @@ pub(crate) struct StageSplit {
     counts: Vec<Vec<u32>>,
     /// Kinds of the layers of each stage in order, with how many follow one another.
     runs: Vec<Vec<(usize, u32)>>,
-    /// Durations; those of backward passes are of the first choice of recompute sets.
+    /// Durations that no recompute set changes; the others are free.
     times: StageTimes,
+    /// All under the first choice of recompute sets.
+    first: StageTimes,
     /// Work at the end of the step, of each pipeline rank.
     pub(crate) ends: Vec<RankEnd>,
     /// By rank: states of the optimizer that rest on the host, and the most that the device has at once as they
@@ -60,8 +62,6 @@ pub(crate) struct StageSplit {
     pub(super) copied: Level,
     /// By pipeline rank.
     weights: Vec<RankWeights>,
-    /// What passes wait for where weights and gradients rest divided.
-    waits: Waits,
 }
 
 /// The splits tried for a layout: balanced by time, and equal numbers of layers where they divide. What is balanced is
@@ -169,12 +169,11 @@ impl StageSplit {
                 count
             })
             .collect();
+        let free = vec![Span::ZERO; stages.len()];
+        let times = StageTimes::new(layout.pp(), free.clone(), free);
         let mut split = Self {
-            times: StageTimes::new(
-                layout.pp(),
-                vec![Span::ZERO; stages.len()],
-                vec![Span::ZERO; stages.len()],
-            ),
+            first: times.clone(),
+            times,
             runs: stages.iter().map(|layers| runs(question, layers)).collect(),
             stages,
             counts,
@@ -184,7 +183,6 @@ impl StageSplit {
             message: Level::default(),
             copied: Level::default(),
             weights: Vec::new(),
-            waits: Waits::default(),
         };
         let ranks = 0..layout.pp() as usize;
         split.weights = ranks.map(|rank| split.weights_of(case, rank)).collect();
@@ -252,7 +250,7 @@ impl StageSplit {
         self.stages[stage].iter().copied().zip(kinds)
     }
 
-    /// Fills in durations that do not depend on recompute sets, and backward passes of their first choice.
+    /// Fills in durations: those that no recompute set changes, and all under the first choice of sets.
     fn time(&mut self, case: Case<'_>) {
         let Case {
             question,
@@ -260,7 +258,7 @@ impl StageSplit {
             shape,
             ..
         } = case;
-        let pp = layout.pp() as usize;
+        let first = &question.choices[0];
         let stages = self.stages.len();
         let forward_s: Vec<f64> = (0..stages)
             .map(|stage| {
@@ -269,17 +267,12 @@ impl StageSplit {
                     .sum()
             })
             .collect();
-        let backward_s = self.backward_s(shape, &question.choices[0]);
-        let span = |seconds: &f64| Seconds(*seconds).to_span();
-        self.times.forward = forward_s.iter().map(span).collect();
+        self.times.forward = spans(&forward_s);
         self.times.first_forward.clone_from(&self.times.forward);
-        self.times.backward = backward_s.iter().map(span).collect();
-        self.times.last_backward.clone_from(&self.times.backward);
         if case.schedule.divides_backward() {
             let weight = (0..stages).map(|stage| Seconds(self.weight_s(shape, stage)).to_span());
             self.times.weight = Some(weight.collect());
         }
-        self.times.hidden = self.hidden(question, layout, shape, &question.choices[0]);
         if let Some(message) = message(case) {
             let hop = question.costs.collective(&message).time.to_span();
             self.times.hop = vec![hop; stages - 1];
@@ -287,58 +280,27 @@ impl StageSplit {
         // Interleaved stages send under other chunks' work; plain 1F1B waits for its messages.
         let stack = &question.stack;
         self.times.hop_overlapped = stack.sends_beside(question.overlap, layout.vpp());
+        let gathers_beside = stack.hides(question.overlap).param_gather;
         let mut arrives = 0.0;
-        for rank in 0..pp {
+        for rank in 0..layout.pp() as usize {
             let own = own(layout, rank);
             let end = &self.ends[rank];
-            // A stage's gradients are whole in its last backward, under which they are reduced, and where that is
-            // divided only after it; weights are gathered from the start, under what precedes their first use.
-            let first_forward: f64 = own.clone().map(|stage| forward_s[stage]).sum();
-            let lists = [&end.reduce_s, &end.across_s, &end.gather_s];
-            let [reduce_s, across_s, gather_s] = lists.map(|list| list.iter().sum::<f64>());
-            let reduce_s = reduce_s + across_s;
-            let by_bucket = question.bucket_elements(layout).is_some();
-            let overlap = stack.hides(question.overlap);
-            let by_unit = by_bucket || question.shards_gradients();
-            let passes_s = by_unit.then(|| self.passes_by_unit(case, rank));
-            let passes_s = passes_s.unwrap_or_default();
-            if question.shards_gradients() {
-                self.waits = self.waits(case, rank, &passes_s);
-                add_waits(&mut self.times, rank, &self.waits);
-            }
-            // What runs beside passes takes multiprocessors from them.
-            let [slows_forward, slows_backward] = self.slowed(case, rank, &question.choices[0]);
-            let reduce = match (overlap.grad_reduce, by_bucket) {
-                // What is reduced and gathered in every microbatch is not again at the end, but over instances, unit
-                // after unit of the last backward pass (Megatron-FSDP, `outer_fsdp_group_grad_reduce`).
-                (beside, _) if question.shards_gradients() => {
-                    let slowed = (&end.across_s[..], slows_backward);
-                    let shows_s = if beside {
-                        self.reduced_after([true; 2], rank, &passes_s, slowed)
-                    } else {
-                        across_s
-                    };
-                    self.waits.reduce + shows_s
-                }
-                (false, _) => reduce_s,
-                _ if case.schedule.divides_backward() => reduce_s,
-                (true, false) => self.reduced_behind(layout, rank, &backward_s, slows_backward),
-                (true, true) => {
-                    let slowed = (&end.reduce_s[..], slows_backward);
-                    self.reduced_after(several(layout), rank, &passes_s, slowed)
-                }
-            };
-            self.times.reduce[rank] = Seconds(reduce).to_span();
-            let gather = match (overlap.param_gather, by_bucket) {
-                _ if question.shards_weights() => 0.0,
-                (false, _) => gather_s,
-                (true, true) => {
-                    self.gathered_after(layout, rank, arrives, (&passes_s, slows_forward))
-                }
-                (true, false) => {
+            // Weights are gathered from the start, under what precedes their first use.
+            let gather_s: f64 = end.gather_s.iter().sum();
+            let gather = if question.shards_weights() {
+                0.0
+            } else if !gathers_beside {
+                gather_s
+            } else {
+                let [slows, _] = self.slowed(case, rank, first);
+                if question.bucket_elements(layout).is_some() {
+                    let passes_s = self.passes_by_unit(case, rank, first);
+                    self.gathered_after(layout, rank, arrives, (&passes_s, slows))
+                } else {
+                    let first_forward: f64 = own.clone().map(|stage| forward_s[stage]).sum();
                     // Until its first message comes a rank computes nothing.
                     let beside_s = (gather_s - arrives).max(0.0);
-                    lengthened(beside_s, beside_s - first_forward, slows_forward)
+                    lengthened(beside_s, beside_s - first_forward, slows)
                 }
             };
             self.times.first_forward[rank] += Seconds(gather).to_span();
@@ -356,6 +318,50 @@ impl StageSplit {
             self.ends[rank].waiting_s = waiting_s;
             arrives += forward_s[rank];
         }
+        self.first = self.times_under(case, first);
+    }
+
+    /// Durations under some recompute sets, of those that they do not change.
+    fn times_under(&self, case: Case<'_>, sets: &Sets) -> StageTimes {
+        let Case {
+            question,
+            layout,
+            shape,
+            ..
+        } = case;
+        let mut times = self.times.clone();
+        let backward_s = self.backward_s(shape, sets);
+        times.backward = spans(&backward_s);
+        times.last_backward.clone_from(&times.backward);
+        times.hidden = self.hidden(question, layout, shape, sets);
+        let beside = question.stack.hides(question.overlap).grad_reduce;
+        for (rank, end) in self.ends.iter().enumerate() {
+            // A stage's gradients are whole in its last backward, under which they are reduced, and where that is divided
+            // only after it.
+            let reduce = if question.shards_gradients() {
+                // What is reduced in every microbatch is not again at the end, but over instances, unit after unit of the
+                // last backward pass (Megatron-FSDP, `outer_fsdp_group_grad_reduce`).
+                let waits = self.waits(case, rank, sets);
+                add_waits(&mut times, rank, &waits);
+                let shows_s = if beside {
+                    let over = ([true; 2], &end.across_s[..]);
+                    self.reduced_after(case, rank, sets, over)
+                } else {
+                    end.across_s.iter().sum()
+                };
+                waits.reduce + shows_s
+            } else if !beside || case.schedule.divides_backward() {
+                end.reduce_s.iter().chain(&end.across_s).sum()
+            } else if question.bucket_elements(layout).is_some() {
+                let reduced = (several(layout), &end.reduce_s[..]);
+                self.reduced_after(case, rank, sets, reduced)
+            } else {
+                let [_, slows] = self.slowed(case, rank, sets);
+                self.reduced_behind(layout, rank, &backward_s, slows)
+            };
+            times.reduce[rank] = Seconds(reduce).to_span();
+        }
+        times
     }
 
     /// What combined passes hide of their exchanges under some recompute sets, where they are combined.
@@ -472,31 +478,11 @@ impl StageSplit {
 
     /// Durations under some recompute sets.
     pub(crate) fn times(&self, case: Case<'_>, sets: &Sets) -> StageTimes {
-        let Case {
-            question,
-            layout,
-            shape,
-            ..
-        } = case;
-        let mut times = self.times.clone();
-        if *sets != question.choices[0] {
-            times.hidden = self.hidden(question, layout, shape, sets);
-            let backward = self.backward_s(shape, sets);
-            times.backward = backward
-                .iter()
-                .map(|&seconds| Seconds(seconds + self.waits.backward).to_span())
-                .collect();
-            times.last_backward.clone_from(&times.backward);
-            if hides_reductions(case) {
-                let ranks = times.reduce.iter_mut().take(self.ends.len()).enumerate();
-                for (rank, reduce) in ranks {
-                    let [_, slows] = self.slowed(case, rank, sets);
-                    let reduced_s = self.reduced_behind(layout, rank, &backward, slows);
-                    *reduce = Seconds(reduced_s).to_span();
-                }
-            }
+        if *sets == case.question.choices[0] {
+            self.first.clone()
+        } else {
+            self.times_under(case, sets)
         }
-        times
     }
 
     /// Seconds by which the reductions of a rank make it end later than its last backward passes, of which those of all
@@ -514,20 +500,6 @@ impl StageSplit {
         let times = self.times(case, sets);
         lower_bound(layout.places(), layout.microbatches(), &times)
     }
-
-    /// Exposed gather of a rank, which its first forward waits for.
-    pub(crate) fn exposed_gather(&self, rank: usize) -> Span {
-        self.times.first_forward[rank] - self.times.forward[rank]
-    }
-}
-
-/// Whether gradients are reduced all at once under the last backward passes, which recomputation makes longer.
-fn hides_reductions(case: Case<'_>) -> bool {
-    let question = case.question;
-    question.stack.hides(question.overlap).grad_reduce
-        && !question.shards_gradients()
-        && !case.schedule.divides_backward()
-        && question.bucket_elements(case.layout).is_none()
 }
 
 /// Kinds of layers in order, with how many follow one another.
@@ -541,6 +513,11 @@ fn runs(question: &Question<'_>, layers: &[u32]) -> Vec<(usize, u32)> {
         }
     }
     runs
+}
+
+fn spans(seconds: &[f64]) -> Vec<Span> {
+    let each = seconds.iter();
+    each.map(|seconds| Seconds(*seconds).to_span()).collect()
 }
 
 /// Adds what passes wait for where gradients rest divided.

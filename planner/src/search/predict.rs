@@ -8,13 +8,14 @@ use moefold_profiles::{ByClass, Dtype, Source};
 use super::candidate::{Case, StageSplit, message, own};
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
+use super::sharded::Waits;
 use crate::choice::{CpComm, Masters, Overlap, PrimaryWeights, ScheduleName, StackName, Zero};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
 use crate::layout::{Layout, Order};
 use crate::model::count;
 use crate::plan::{Confidence, LayoutRecord, Pipeline, PlannedLayout, Predicted};
 use crate::price::{self, Breakdown, BusyByStem};
-use crate::simulate::{Simulator, Timeline};
+use crate::simulate::{Simulator, StageTimes, Timeline};
 
 /// A candidate chosen for pricing.
 #[derive(Debug, Clone, Copy)]
@@ -24,6 +25,23 @@ pub(crate) struct Choice<'a> {
     pub(crate) shape: &'a Shape,
     pub(crate) split: &'a StageSplit,
     pub(crate) sets: &'a Sets,
+}
+
+impl<'a> Choice<'a> {
+    fn case(&self, question: &'a Question<'a>) -> Case<'a> {
+        Case {
+            question,
+            layout: self.layout,
+            shape: self.shape,
+            schedule: self.schedule,
+        }
+    }
+
+    /// What passes of a rank wait for where gradients rest divided, or weights too.
+    fn waits(&self, question: &Question<'_>, rank: usize) -> Waits {
+        let waits = || self.split.waits(self.case(question), rank, self.sets);
+        question.shards_gradients().then(waits).unwrap_or_default()
+    }
 }
 
 /// A candidate priced in full.
@@ -43,18 +61,13 @@ pub(crate) fn planned(
     on_host: Bytes,
 ) -> Priced {
     let (layout, options) = (choice.layout, question.options);
-    let case = Case {
-        question,
-        layout,
-        shape: choice.shape,
-        schedule: choice.schedule,
-    };
-    let times = choice.split.times(case, choice.sets);
+    let times = choice.split.times(choice.case(question), choice.sets);
     let timeline = simulator.run(&times);
     let critical = timeline.critical as usize;
     let (forward, backward) = rank_breakdowns(choice, critical);
-    let time_s = time_by_category(choice, &timeline, critical, &forward, &backward);
-    let mean_s = mean(choice, &timeline);
+    let simulated = (&times, &timeline);
+    let time_s = time_by_category(question, choice, simulated, critical, (&forward, &backward));
+    let mean_s = mean(question, choice, simulated);
     // The step is the sum of its parts, exactly.
     let step_s = time_s.total().0;
 
@@ -173,11 +186,16 @@ pub(crate) fn told_apart(stack: StackName, costs: &Costs, priced: &[Priced]) -> 
 }
 
 /// Where time goes on average over pipeline ranks.
-fn mean(choice: &Choice<'_>, timeline: &Timeline) -> TimeByCategory {
+fn mean(
+    question: &Question<'_>,
+    choice: &Choice<'_>,
+    (times, timeline): (&StageTimes, &Timeline),
+) -> TimeByCategory {
     let mut sum = TimeByCategory::default();
     for rank in 0..timeline.ranks.len() {
         let (forward, backward) = rank_breakdowns(choice, rank);
-        let own = time_by_category(choice, timeline, rank, &forward, &backward);
+        let simulated = (times, timeline);
+        let own = time_by_category(question, choice, simulated, rank, (&forward, &backward));
         for category in Category::ALL {
             sum.add(category, own.get(category));
         }
@@ -188,11 +206,11 @@ fn mean(choice: &Choice<'_>, timeline: &Timeline) -> TimeByCategory {
 /// Where a pipeline rank's time goes. Its passes are told by category as priced, messages,
 /// waiting, reduction and update as simulated.
 fn time_by_category(
+    question: &Question<'_>,
     choice: &Choice<'_>,
-    timeline: &Timeline,
+    (times, timeline): (&StageTimes, &Timeline),
     rank: usize,
-    forward: &Breakdown,
-    backward: &Breakdown,
+    (forward, backward): (&Breakdown, &Breakdown),
 ) -> TimeByCategory {
     let simulated = &timeline.ranks[rank];
     let microbatches = f64::from(choice.layout.microbatches());
@@ -207,9 +225,13 @@ fn time_by_category(
     let hidden = simulated.hidden.seconds().0;
     priced -= hidden;
     time.add(Category::EpComm, Seconds(-hidden));
-    let gather = choice.split.exposed_gather(rank).seconds().0;
+    // What the first forward pass of a step waits for beside what all do.
+    let gather = (times.first_forward[rank] - times.forward[rank])
+        .seconds()
+        .0;
     // Launches the device waits for are charged a layer at a time and are in no category above.
-    let sharded = choice.split.sharded_s() * microbatches;
+    let waits = choice.waits(question, rank);
+    let sharded = (waits.forward + waits.backward) * microbatches;
     let passes = (simulated.forward + simulated.backward).seconds().0 - gather - sharded;
     time.add(Category::Host, Seconds((passes - priced).max(0.0)));
     time.add(Category::PpComm, simulated.p2p.seconds());
@@ -269,13 +291,7 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
             price::add_busy(&mut busy, lowered.again(0), question.costs, times);
         }
     }
-    let case = Case {
-        question,
-        layout: choice.layout,
-        shape: choice.shape,
-        schedule: choice.schedule,
-    };
-    if let Some(message) = message(case) {
+    if let Some(message) = message(choice.case(question)) {
         // Both ways over each of its boundaries, sent or received.
         let places = choice.layout.places();
         let boundaries = |stage: usize| {
@@ -304,9 +320,9 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
         total.add(question.costs.transfer(bytes, leaves), 1.0);
     }
     // Divided weights are gathered before the passes of every microbatch, and divided gradients reduced after them.
+    let waits = choice.waits(question, rank);
     let gathers: Vec<f64> = if question.shards_weights() {
-        let gathers = choice.split.gathers(choice.layout.microbatches());
-        gathers.collect()
+        waits.gathered(choice.layout.microbatches()).collect()
     } else {
         vec![1.0; work.gather.len()]
     };
@@ -327,7 +343,7 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
         let total = busy.entry(collective.kind.stem().to_owned()).or_default();
         total.add(question.costs.collective(collective), calls);
     }
-    for op in choice.split.swept() {
+    for op in &waits.swept {
         let total = busy.entry(op.stem().to_owned()).or_default();
         total.add(question.costs.op(op), microbatches);
     }

@@ -115,6 +115,12 @@ impl Waits {
                 .collect(),
         }
     }
+
+    /// How often each gather of weights that rest divided runs in a step of so many microbatches.
+    pub(super) fn gathered(&self, microbatches: u32) -> impl Iterator<Item = f64> {
+        let each = self.gathers.iter();
+        each.map(move |&[first, other]| f64::from(first + other * (microbatches - 1)))
+    }
 }
 
 struct Player<'a> {

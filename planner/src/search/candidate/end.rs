@@ -20,8 +20,8 @@ use crate::shard::{self, Shard};
 use crate::tensors::{Dealt, Tensors};
 
 impl StageSplit {
-    /// What passes wait for where gradients rest divided, or weights too.
-    pub(super) fn waits(&self, case: Case<'_>, rank: usize, passes_s: &[[f64; 2]]) -> Waits {
+    /// What passes wait for under some recompute sets where gradients rest divided, or weights too.
+    pub(crate) fn waits(&self, case: Case<'_>, rank: usize, sets: &Sets) -> Waits {
         let Case {
             question, layout, ..
         } = case;
@@ -76,36 +76,19 @@ impl StageSplit {
             }
         }
         let overlap = question.stack.hides(question.overlap);
-        let slowed = self.slowed(case, rank, &question.choices[0]);
+        let passes_s = self.passes_by_unit(case, rank, sets);
+        let slowed = self.slowed(case, rank, sets);
         Waits::played(
             &parts,
-            (passes_s, slowed),
+            (&passes_s, slowed),
             overlap,
             keeps,
             layout.microbatches(),
         )
     }
 
-    /// What the passes of a microbatch wait for weights and gradients that are divided, seconds.
-    pub(crate) fn sharded_s(&self) -> f64 {
-        self.waits.forward + self.waits.backward
-    }
-
-    /// What adds reduced gradients up where they rest divided, in every microbatch.
-    pub(crate) fn swept(&self) -> &[Op] {
-        &self.waits.swept
-    }
-
-    /// How often each gather of weights that rest divided runs in a step of so many microbatches.
-    pub(crate) fn gathers(&self, microbatches: u32) -> impl Iterator<Item = f64> {
-        let each = self.waits.gathers.iter();
-        each.map(move |&[first, other]| f64::from(first + other * (microbatches - 1)))
-    }
-
-    /// Seconds of the forward and the backward pass of each unit of a rank, in order of use, under the first choice
-    /// of recompute sets.
-    pub(super) fn passes_by_unit(&self, case: Case<'_>, rank: usize) -> Vec<[f64; 2]> {
-        let sets = &case.question.choices[0];
+    /// Seconds of the forward and the backward pass of each unit of a rank, in order of use, under some recompute sets.
+    pub(super) fn passes_by_unit(&self, case: Case<'_>, rank: usize, sets: &Sets) -> Vec<[f64; 2]> {
         let stages = own(case.layout, rank);
         let kinds = stages.flat_map(|stage| self.each_under(case.shape, stage, sets));
         let mut passes: Vec<[f64; 2]> = kinds
@@ -167,15 +150,16 @@ impl StageSplit {
     }
 
     /// Seconds by which a rank ends later than its last backward pass alone, until its gradients are reduced: bucket after
-    /// bucket of some families, each in `reduce_s` once those of all of its units are whole. Passes beside them are so much
-    /// slower.
+    /// bucket of some families, each in `reduce_s` once those of all of its units are whole. Passes beside them are slower.
     pub(super) fn reduced_after(
         &self,
-        families: [bool; 2],
+        case: Case<'_>,
         rank: usize,
-        passes_s: &[[f64; 2]],
-        (reduce_s, slows): (&[f64], f64),
+        sets: &Sets,
+        (families, reduce_s): ([bool; 2], &[f64]),
     ) -> f64 {
+        let passes_s = self.passes_by_unit(case, rank, sets);
+        let [_, slows] = self.slowed(case, rank, sets);
         let buckets = self.weights[rank].of_collectives(families);
         let mut whole: Vec<(Option<usize>, f64)> = buckets
             .iter()

@@ -3,7 +3,7 @@
 use std::iter::repeat_n;
 use std::rc::Rc;
 
-use moefold_profiles::units::{Bytes, GIB, Span};
+use moefold_profiles::units::{Bytes, GIB, Seconds, Span};
 use moefold_profiles::{ByClass, Dtype, TensorClass};
 
 use super::rank::several;
@@ -520,10 +520,18 @@ impl StageSplit {
                     more_s = more_s.max(over / rate.fold(0.0, f64::max));
                 }
             }
-            let last = own.last().expect("a rank has a stage");
+            let last = own.clone().last().expect("a rank has a stage");
             let more = Span((more_s.min(1e9) * 1e9) as u64);
-            times.backward[last] += more;
-            times.last_backward[last] += more;
+            // What passes wait for, and what is reduced after the last, may be hidden under it.
+            let waits = if case.question.shards_gradients() {
+                let waits = self.waits(case, rank, plain);
+                [waits.backward, waits.last_backward].map(|seconds| Seconds(seconds).to_span())
+            } else {
+                [Span::ZERO; 2]
+            };
+            let reduce: Span = own.map(|stage| times.reduce[stage]).sum();
+            times.backward[last] += more - waits[0].min(more);
+            times.last_backward[last] += more - (waits[1] + reduce).min(more);
         }
         (!fits).then(|| lower_bound(layout.places(), layout.microbatches(), &times))
     }
@@ -618,11 +626,11 @@ impl StageSplit {
             let back = if case.schedule.divides_backward() {
                 Span::ZERO
             } else {
-                let hidden = self.times.hidden.as_ref();
+                let hidden = self.first.hidden.as_ref();
                 let alone = hidden.map_or(Span::ZERO, |hidden| hidden.alone[rank]);
-                self.times.backward[rank] - alone
+                self.first.backward[rank] - alone
             };
-            before += (self.times.forward[rank] + back).seconds().0;
+            before += (self.first.forward[rank] + back).seconds().0;
         }
         bound
     }

@@ -10,7 +10,7 @@ use super::{cluster, small};
 use crate::answer::Candidate;
 use crate::choice::{
     Capacity, CpComm, Dispatcher, DropPolicy, Graphs, PrimaryWeights, RecomputePlan, ScheduleName,
-    StackName,
+    StackName, Zero,
 };
 use crate::layout::PartialDegrees;
 use crate::model::{Model, presets};
@@ -105,6 +105,25 @@ fn tensor_beside() -> Vec<Space> {
     vec![space]
 }
 
+/// Weights and gradients that rest divided, over all replicas and inside instances of the optimizer; and gradients alone.
+fn sharded() -> Vec<Space> {
+    let forms = [
+        (Zero::Fsdp, 1, 20.0),
+        (Zero::Hybrid, 2, 28.0),
+        (Zero::Gradients, 1, 28.0),
+    ];
+    forms
+        .map(|(zero, instances, memory_gib)| {
+            let mut space = few_layers(4, memory_gib);
+            space.options.zero = zero;
+            space.options.instances = instances;
+            space.options.overlap = Some("grad-reduce,param-gather".parse().expect("kinds"));
+            space.options.pins = "pp=1".parse().expect("degrees");
+            space
+        })
+        .into()
+}
+
 /// CUDA graphs: of dense layers and shared experts, and under padding those of all experts.
 fn graphs() -> Vec<Space> {
     let mut mixed = few_layers(4, 14.0);
@@ -194,9 +213,16 @@ impl Space {
             ..self.options.clone()
         });
         let few = self.found(&self.options);
+        let listed = |plans: &[PlannedLayout]| -> Vec<(LayoutRecord, f64)> {
+            let each = plans.iter().take(few.len());
+            each.map(|plan| (plan.layout, plan.predicted.step_s)).collect()
+        };
         assert!(
             !few.is_empty() && few[..] == all[..few.len()],
-            "MOEFOLD_SEED={seed}"
+            "MOEFOLD_SEED={seed} {:?}: {:?} {:?}",
+            self.options.zero,
+            listed(&few),
+            listed(&all)
         );
         let rules = Rules::of(&self.model, &self.options);
         let options = &self.options;
@@ -248,6 +274,7 @@ fn check(spaces: &[Space], every: u64) {
 
 #[test]
 fn oracle_some_layouts_are_the_best_of_their_candidates() {
+    check(&sharded(), 8);
     check(&vees(), 6);
     check(&levels(), 24);
     check(&eight_bits(), 16);
@@ -258,7 +285,14 @@ fn oracle_some_layouts_are_the_best_of_their_candidates() {
 #[test]
 #[ignore = "takes minutes; some of it is above"]
 fn oracle_all_layouts_are_the_best_of_their_candidates() {
-    for spaces in [vees(), levels(), eight_bits(), tensor_beside(), graphs()] {
+    for spaces in [
+        vees(),
+        levels(),
+        eight_bits(),
+        tensor_beside(),
+        sharded(),
+        graphs(),
+    ] {
         check(&spaces, 1);
     }
 }
