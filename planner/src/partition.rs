@@ -73,26 +73,60 @@ pub fn within(
     Some(held_by(&line.least_heaviest_stage(cap, more)?))
 }
 
-/// Of all [such](within) cuts, the least time until the last rank has done its work, in the unit of the weights: that of a
-/// microbatch as often as there are some, behind what one takes to reach the rank. `None` where no cut takes so little as `cap`.
-pub fn least(
+/// Of all [such](within) cuts, the least time that 1F1B takes for so many microbatches, in the unit of the weights, of which
+/// `forward` are those of forward passes alone; no more than it takes, and all of it where stages weigh the same. `None`
+/// where no cut takes so little as `cap`.
+///
+/// Between two ranks a message takes `hop` and the compute of its sender stands still for it, or not: then it takes that long
+/// to arrive.
+///
+/// A rank `w` before the last one runs `w` forward passes before its first backward pass waits for the stages behind it, `a`
+/// for one microbatch, and as many backward passes after its last forward pass, while that one's microbatch is behind it. So
+/// with microbatches `m` of `f` and `b` it takes `m (f + b) + max(0, a - w f) + max(0, a - w b)` from what a microbatch takes
+/// to reach it until it has to go back. Where there are not more than `w + 1` of them, it waits once, beside `m - 1` passes.
+pub fn least_of_1f1b(
     weights: &Weights,
-    stages: u32,
-    microbatches: u32,
+    forward: &Weights,
+    (hop, beside): (u64, bool),
+    (stages, microbatches): (u32, u32),
     cap: u64,
     more: impl Fn(usize, Range<usize>) -> Option<u64>,
 ) -> Option<u64> {
     let line = Line::new(weights, stages as usize)?;
+    let forward = Line::new(forward, stages as usize)?;
+    let all = line.all();
     let over = |stage: usize, from: usize, to: usize| {
         let more = more(stage, from..to)?;
         let own = line.weight(stage, from, to);
         let first = if stage == 0 { 0 } else { line.first };
         let before = line.before[from].saturating_add(first);
-        let done = |own: u64| {
-            own.saturating_mul(microbatches.into())
-                .saturating_add(before)
+        let behind = all.saturating_sub(before).saturating_sub(own);
+        let warm_up = u64::from(stages) - 1 - stage as u64;
+        // Messages that a rank sends with each microbatch, forward and backward, and those of the ranks before and behind it.
+        let sends = [warm_up.min(1), (stage as u64).min(1)];
+        let [of_before, of_behind] = [stage as u64, warm_up].map(|ranks| 2 * ranks);
+        let own_hops = if beside { [0; 2] } else { sends };
+        let hops = |count: u64| hop.saturating_mul(count);
+        let before = before.saturating_add(hops(of_before - own_hops[1]));
+        let behind = behind.saturating_add(hops(of_behind - own_hops[0]));
+        let own = own.saturating_add(hops(own_hops[0] + own_hops[1]));
+        let done = |more: u64| {
+            let both = own.saturating_add(more);
+            let done = both.saturating_mul(microbatches.into());
+            let done = done.saturating_add(before);
+            let forward = forward.weight(stage, from, to);
+            let forward = forward.saturating_add(hops(own_hops[0])).min(both);
+            let waits_beside = warm_up.min(u64::from(microbatches) - 1);
+            let idle = |pass: u64| behind.saturating_sub(waits_beside.saturating_mul(pass));
+            let idle = [forward, both - forward].map(idle);
+            let idle = if warm_up + 1 < u64::from(microbatches) {
+                idle[0].saturating_add(idle[1])
+            } else {
+                idle[0].max(idle[1])
+            };
+            done.saturating_add(idle)
         };
-        Some([done(own), done(own.saturating_add(more))])
+        Some([done(0), done(more)])
     };
     let (least, _) = line.best(cap, over, |last, own| last.max(u128::from(own)))?;
     Some(u64::try_from(least).unwrap_or(u64::MAX))
@@ -184,6 +218,11 @@ impl Line {
         self.before.len() - 1
     }
 
+    fn all(&self) -> u64 {
+        let layers = self.before[self.layers()];
+        layers.saturating_add(self.first).saturating_add(self.last)
+    }
+
     fn weight(&self, stage: usize, from: usize, to: usize) -> u64 {
         let mut weight = self.before[to] - self.before[from];
         if stage == 0 {
@@ -207,8 +246,7 @@ impl Line {
     /// Cuts into stages of about equal weight.
     fn in_one_pass(&self) -> Vec<usize> {
         let (layers, stages) = (self.layers(), self.stages);
-        let whole = self.before[layers].saturating_add(self.first);
-        let whole = whole.saturating_add(self.last);
+        let whole = self.all();
         let mut cuts = vec![0; stages + 1];
         cuts[stages] = layers;
         for stage in 1..stages {

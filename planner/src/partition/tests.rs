@@ -1,9 +1,13 @@
 //! Cuts against every cut there is.
 
 use moefold_profiles::random::SplitMix64;
+use moefold_profiles::units::Span;
 
 use super::balance::pace;
 use super::*;
+use crate::choice::ScheduleName;
+use crate::schedule::Schedule;
+use crate::simulate::{StageTimes, simulate};
 
 fn around(pp: u32, vpp: u32) -> Places {
     Places::new(pp, vpp, false)
@@ -85,6 +89,7 @@ fn oracle_heaviest_stage_is_least() {
 fn oracle_of_what_stages_may_hold_the_best_is_found() {
     let mut random = SplitMix64::new(11);
     let (mut found, mut none) = (0, 0);
+    let (mut reached, mut off) = (0, 0.0);
     for case in 0..400 {
         let num_layers = 2 + random.below(8) as usize;
         let stages = 1 + random.below(num_layers.min(5) as u64) as usize;
@@ -104,9 +109,31 @@ fn oracle_of_what_stages_may_hold_the_best_is_found() {
             let is_there = of.len() <= most[stage];
             is_there.then(|| of.take(first).map(|layer| again[layer]).sum())
         };
-        let microbatches = 1 + random.below(9) as u32;
+        let microbatches = 1 + random.below(16) as u32;
+        let forwards: Vec<u64> = layers.iter().map(|both| random.below(both + 1)).collect();
+        let forward = Weights {
+            layers: &forwards,
+            first: random.below(weights.first + 1),
+            last: random.below(weights.last + 1),
+            ..weights
+        };
         let line = Line::new(&weights, stages).expect("enough layers");
-        // Of each cut: its heaviest stage, the sum of squares, and when its last rank is done.
+        let forward_line = Line::new(&forward, stages).expect("enough layers");
+        let hop = (random.below(4), case % 3 == 0);
+        let simulated = |cuts: &[usize], each: &[u64]| {
+            let cuts = cuts.windows(2).enumerate();
+            let forward = cuts.map(|(stage, cut)| forward_line.weight(stage, cut[0], cut[1]));
+            let forward: Vec<Span> = forward.map(Span).collect();
+            let passes = forward.iter().zip(each);
+            let backward = passes.map(|(forward, &both)| Span(both) - *forward);
+            let mut times = StageTimes::new(stages as u32, forward.clone(), backward.collect());
+            times.hop = vec![Span(hop.0); stages - 1];
+            times.hop_overlapped = hop.1;
+            let name = ScheduleName::of(stages as u32, 1);
+            let schedule = Schedule::new(name, stages as u32, 1, microbatches);
+            simulate(&schedule, &times).total.0
+        };
+        // Of each cut: its heaviest stage, the sum of squares, and its step.
         let all = cuts_of(&line).into_iter().filter_map(|cuts| {
             let each: Option<Vec<u64>> = (cuts.windows(2).enumerate())
                 .map(|(stage, cut)| {
@@ -114,30 +141,31 @@ fn oracle_of_what_stages_may_hold_the_best_is_found() {
                 })
                 .collect();
             let each = each?;
-            let done = each
-                .iter()
-                .zip(&cuts)
-                .enumerate()
-                .map(|(stage, (own, &from))| {
-                    let before: u64 = layers[..from].iter().sum();
-                    let first = if stage == 0 { 0 } else { weights.first };
-                    own * u64::from(microbatches) + before + first
-                });
             let squares: u64 = each.iter().map(|own| own * own).sum();
-            Some((each.iter().copied().max()?, squares, done.max()?))
+            Some((
+                each.iter().copied().max()?,
+                squares,
+                simulated(&cuts, &each),
+            ))
         });
         let all: Vec<(u64, u64, u64)> = all.collect();
         let best = all
             .iter()
             .map(|&(heaviest, squares, _)| (heaviest, squares));
-        let least = all.iter().map(|&(.., done)| done).min();
-        for cap in [u64::MAX, least.unwrap_or(1)] {
-            let own = super::least(&weights, stages as u32, microbatches, cap, more);
-            assert_eq!(own, least, "case {case}");
+        let step = all.iter().map(|&(.., step)| step).min();
+        let least = |cap: u64| {
+            let of = (stages as u32, microbatches);
+            least_of_1f1b(&weights, &forward, hop, of, cap, more)
+        };
+        let own = least(u64::MAX);
+        assert_eq!(own.is_some(), step.is_some(), "case {case}");
+        if let (Some(own), Some(step)) = (own, step) {
+            assert!(own <= step, "case {case}: {own} {step}");
+            assert_eq!(least(own), Some(own), "case {case}");
+            assert_eq!(least(own - 1), None, "case {case}");
+            reached += usize::from(own == step);
+            off += step as f64 / own as f64 - 1.0;
         }
-        let under = least.unwrap_or(1) - 1;
-        let own = super::least(&weights, stages as u32, microbatches, under, more);
-        assert_eq!(own, None, "case {case}");
         let cut = within(&weights, stages as u32, u64::MAX, more);
         let cut = cut.map(|stages| {
             check_is_a_cut(&stages, num_layers);
@@ -155,6 +183,8 @@ fn oracle_of_what_stages_may_hold_the_best_is_found() {
         *if cut.is_some() { &mut found } else { &mut none } += 1;
     }
     assert!(found > 100 && none > 50, "{found} found, {none} without");
+    let off = off / f64::from(found);
+    assert!(reached > 100 && off < 0.05, "{reached} reached, {off} off");
 }
 
 #[test]

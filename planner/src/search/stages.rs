@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use moefold_profiles::units::Span;
 
-use super::candidate::{Case, StageSplit, layer_weights, nanoseconds, weights};
+use super::candidate::{Case, StageSplit, layer_weights, message, nanoseconds, weights};
 use super::floor::floor_s;
 use super::recompute::Sets;
 use super::room::{Most, Of, Room};
 use super::shape::Kind;
 use crate::memory::Occupancy;
-use crate::partition;
+use crate::partition::{self, Weights};
 
 /// What stages weigh under some recompute sets beside the least of their layers: first layers that compute more again than
 /// those behind. Nothing that a rank may not hold has a weight.
@@ -98,14 +98,35 @@ pub(crate) fn least_of_block_s(
 /// less.
 fn least_of_cuts_s(case: Case<'_>, sets: &Sets, most: &Most, within_s: f64) -> f64 {
     let layers = layer_weights(case, sets);
+    let forward: Vec<u64> = {
+        let kinds = case.question.kind_of.iter();
+        kinds
+            .map(|&kind| nanoseconds(case.shape.kinds[kind].forward_s))
+            .collect()
+    };
     let weights = weights(case, &layers, sets);
+    let forward = Weights {
+        layers: &forward,
+        first: nanoseconds(case.shape.embedding.forward_s),
+        last: nanoseconds(case.shape.head.forward_s),
+        ..weights
+    };
     let (stages, microbatches) = (case.layout.stages(), case.layout.microbatches());
     // Layers and ends are rounded to nanoseconds each, stages as a whole: by one at most in each pass through them.
-    let passes = 1 + u64::from(microbatches);
+    let passes = 3 + u64::from(microbatches) + 2 * u64::from(stages);
     let rounded = (2 * layers.len() as u64 + 2).saturating_mul(passes);
     let cap = nanoseconds(within_s).saturating_add(rounded);
     let more = more(case, sets, most);
-    let least = partition::least(&weights, stages, microbatches, cap, more);
+    let message = message(case).map_or(0.0, |message| {
+        case.question.costs.collective(&message).time.0
+    });
+    let stack = &case.question.stack;
+    let hop = (
+        nanoseconds(message),
+        stack.sends_beside(case.question.overlap, 1),
+    );
+    let of = (stages, microbatches);
+    let least = partition::least_of_1f1b(&weights, &forward, hop, of, cap, more);
     least.map_or(within_s, |least| {
         let least_s = Span(least.saturating_sub(rounded)).seconds().0;
         least_s.min(within_s)

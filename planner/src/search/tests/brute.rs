@@ -215,7 +215,8 @@ impl Space {
         let few = self.found(&self.options);
         let listed = |plans: &[PlannedLayout]| -> Vec<(LayoutRecord, f64)> {
             let each = plans.iter().take(few.len());
-            each.map(|plan| (plan.layout, plan.predicted.step_s)).collect()
+            each.map(|plan| (plan.layout, plan.predicted.step_s))
+                .collect()
         };
         assert!(
             !few.is_empty() && few[..] == all[..few.len()],
