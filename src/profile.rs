@@ -132,7 +132,7 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
         args.budget_s,
         output,
     )?;
-    let Some(measured) = measured else {
+    let Some(MeasuredHere { measured, .. }) = measured else {
         // Rank 0's process writes.
         return Ok(());
     };
@@ -241,13 +241,20 @@ fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
+/// What was measured here.
+pub(crate) struct MeasuredHere {
+    pub(crate) measured: Measured,
+    /// Seconds of each step of the last layout that was rehearsed.
+    pub(crate) rehearsed_step_s: Vec<f64>,
+}
+
 /// Measures the layouts of plans for the CPU, which have as many ranks, by training them as they are to be.
 pub(crate) fn measure(
     plans: &[Plan],
     course: Course<'_>,
     budget_s: f64,
     output: Output,
-) -> Result<Measured, Failure> {
+) -> Result<MeasuredHere, Failure> {
     let ranks = plans.first().map_or(1, |plan| plan.request.gpus);
     let keys = plans.iter().flat_map(plan_keys).collect();
     let rehearsals: Vec<Rehearsal> = plans.iter().map(Rehearsal::of).collect();
@@ -338,9 +345,9 @@ fn measure_on(
     device: DeviceSpec,
     budget_s: f64,
     output: Output,
-) -> Result<Option<Measured>, Failure> {
+) -> Result<Option<MeasuredHere>, Failure> {
     let mut budget = Duration::from_secs_f64(budget_s);
-    let mut trained = None;
+    let (mut trained, mut rehearsed_step_s) = (None, Vec::new());
     if !rehearsals.is_empty() {
         let bar = output.progress(rehearsals.len() as u64, "training");
         let began = Instant::now();
@@ -357,6 +364,7 @@ fn measure_on(
                 rehearsals.len()
             ))?;
         }
+        rehearsed_step_s = rehearsed.step_s;
         if let Some(profile) = rehearsed.profile {
             keys = missing(keys, &profile);
             trained = Some(profile);
@@ -374,7 +382,8 @@ fn measure_on(
     let deadline = deadline.unwrap_or_else(|| options.longest_wait());
     let world = world.clone().deadline(deadline);
     if !world.has_first() {
-        return profile::run_in(&world, &options, &|_| ()).map_err(failure);
+        profile::run_in(&world, &options, &|_| ()).map_err(failure)?;
+        return Ok(None);
     }
     let bar = output.progress(options.keys.len() as u64, "measuring");
     let shown = |progress: Progress| bar.set_position(progress.done as u64);
@@ -384,7 +393,10 @@ fn measure_on(
         let alone = std::mem::take(&mut measured.profile.samples);
         measured.profile.samples = trained.samples.into_iter().chain(alone).collect();
     }
-    Ok(measured)
+    Ok(measured.map(|measured| MeasuredHere {
+        measured,
+        rehearsed_step_s,
+    }))
 }
 
 /// What a plan's ranks run.

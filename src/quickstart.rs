@@ -31,7 +31,7 @@ use crate::execute::train_into;
 use crate::failure::{Failure, failure};
 use crate::output::Output;
 use crate::plan::{Found, NamedProfile, Question, load_profiles};
-use crate::profile::measure;
+use crate::profile::{MeasuredHere, measure};
 
 /// English text in the public domain; see `quickstart/SOURCE.md`.
 pub(crate) const TEXT: &str = include_str!("quickstart/text.txt");
@@ -339,7 +339,7 @@ impl Stage<'_> {
             samples: &self.samples,
             options: &training(self.args.steps, self.args.seed),
         };
-        let measured = measure(&plans, course, PROFILE_BUDGET_S, self.output)?;
+        let MeasuredHere { measured, .. } = measure(&plans, course, PROFILE_BUDGET_S, self.output)?;
         let directory = PathBuf::from(&out);
         measured
             .profile

@@ -306,10 +306,14 @@ fn terms(
     Ok(terms)
 }
 
-/// Leading steps whose times are not counted: a quarter of a short run, three of a long one.
+/// Leading steps whose times are not counted: half of a short run, [`WARMUP`] of a long one.
 fn warmup_steps(steps: u64) -> u64 {
-    (steps / 4).min(3)
+    (steps / 2).min(WARMUP)
 }
+
+/// Steps until ranks have had buffers of most of the sizes that data decides: each is touched for the first time, which on a
+/// CPU takes several times as long as what is computed in it.
+const WARMUP: u64 = 20;
 
 /// All steps of one rank.
 fn train(

@@ -207,18 +207,30 @@ pub fn state(
     rank
 }
 
-/// Memory of a rank whose weights and gradients are divided too (ZeRO-3), over `shards` replicas of each family where
-/// these divide its states over `states`: its shards, and beside them the buffers in which units are `whole`.
+/// Replicas over which a rank's dense parameters, and its experts, are divided.
+#[derive(Debug, Clone, Copy)]
+pub struct Shards {
+    /// Of weights and gradients, where these rest divided.
+    pub weights: [u64; 2],
+    /// Of masters and moments.
+    pub states: [u64; 2],
+}
+
+/// Memory of a rank whose weights and gradients are divided too (ZeRO-3): its shards, and beside them the buffers in which
+/// units are `whole`.
 pub fn fully_sharded(
     held: [u64; 2],
     wide: u64,
     bytes: StateBytes,
-    (shards, states): ([u64; 2], [u64; 2]),
+    shards: Shards,
     whole: Bytes,
 ) -> ByClass<Bytes> {
-    let mut rank = gradients_sharded(held, wide, bytes, (shards, states), whole);
+    let mut rank = gradients_sharded(held, wide, bytes, shards, whole);
     // What is not quantized is dense.
-    rank[TensorClass::Weights] = bytes.weights(parts(held, shards), wide.div_ceil(shards[0]));
+    rank[TensorClass::Weights] = bytes.weights(
+        parts(held, shards.weights),
+        wide.div_ceil(shards.weights[0]),
+    );
     rank
 }
 
@@ -228,11 +240,11 @@ pub fn gradients_sharded(
     held: [u64; 2],
     wide: u64,
     bytes: StateBytes,
-    (shards, states): ([u64; 2], [u64; 2]),
+    shards: Shards,
     whole: Bytes,
 ) -> ByClass<Bytes> {
-    let mut rank = state(held, wide, bytes, states);
-    rank[TensorClass::Gradients] = bytes.gradients(parts(held, shards));
+    let mut rank = state(held, wide, bytes, shards.states);
+    rank[TensorClass::Gradients] = bytes.gradients(parts(held, shards.weights));
     rank[TensorClass::Transient] = whole;
     rank
 }
@@ -383,7 +395,11 @@ mod tests {
         assert_eq!(whole.0, 3300 + 1600 + 6400);
         let twice = largest_units(sizes.into_iter(), 2);
         assert_eq!(twice.0, 3300 + 1600 + 2 * 6400);
-        let rank = fully_sharded([1120, 1600], 816, bytes, ([8, 4], [16, 8]), whole);
+        let shards = Shards {
+            weights: [8, 4],
+            states: [16, 8],
+        };
+        let rank = fully_sharded([1120, 1600], 816, bytes, shards, whole);
         assert_eq!(rank[TensorClass::Transient], whole);
         // 140 dense and 400 of experts, 102 of them wide.
         assert_eq!(rank[TensorClass::Weights].0, 904 + 204);

@@ -74,8 +74,8 @@ pub fn within(
 }
 
 /// Of all [such](within) cuts, the least time that 1F1B takes for so many microbatches, in the unit of the weights, of which
-/// `forward` are those of forward passes alone; no more than it takes, and all of it where stages weigh the same. `None`
-/// where no cut takes so little as `cap`.
+/// `forward` are those of forward passes alone; no more than it takes, and all of it where stages weigh the same and messages take no
+/// time. `None` where no cut takes so little as `cap`.
 ///
 /// Between two ranks a message takes `hop` and the compute of its sender stands still for it, or not: then it takes that long
 /// to arrive.

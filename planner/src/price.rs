@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use moefold_profiles::pricing::{Costs, Exchange};
+use moefold_profiles::pricing::{Costs, Exchange, Waiting};
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::{Bytes, Seconds};
 use moefold_profiles::{Collective, CollectiveKind, Cost, Op, Pass, Source};
@@ -426,29 +426,28 @@ impl Transfers {
     }
 }
 
-/// How long ranks wait for the last of them at the collectives of a list of work: at each a share of what
-/// each did since they met before ([`Costs::waiting`]). What a list begins with comes after the end of one like
-/// it, as layers do.
+/// How long ranks wait for the last of them at the collectives of a list of work ([`Costs::waiting`]). What a list begins
+/// with comes after the end of one like it, as layers do.
 #[derive(Debug, Default)]
 struct Drift {
     waited: f64,
-    /// Of the first collective, its share.
-    first: Option<f64>,
+    /// Of the first collective.
+    first: Option<Waiting>,
     since: f64,
 }
 
 impl Drift {
     fn add(&mut self, work: &Work, cost: Cost, costs: &Costs) {
         if let Task::Collective(collective) = &work.task {
-            let share = costs.waiting(collective);
-            self.first.get_or_insert(share);
-            self.waited += share * std::mem::take(&mut self.since);
+            let waiting = costs.waiting(collective);
+            self.first.get_or_insert(waiting);
+            self.waited += waiting.after(std::mem::take(&mut self.since));
         }
         self.since += cost.time.0;
     }
 
     fn waited_s(&self) -> f64 {
-        self.waited + self.first.map_or(0.0, |share| share * self.since)
+        self.waited + self.first.map_or(0.0, |first| first.share * self.since)
     }
 
     /// All of it, where ranks do not meet.

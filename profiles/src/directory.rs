@@ -4,6 +4,8 @@
 //! Medians, spread and prices are derived when it is read ([`crate::pricing`]); nothing is averaged
 //! before it is stored.
 
+use std::iter::Sum;
+use std::ops::Add;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +40,8 @@ pub enum Key {
 /// Times that are none: less than light takes for a micrometre, more than 30 years.
 const SHORTEST_S: f64 = 1e-15;
 const LONGEST_S: f64 = 1e9;
+/// And the most times that waits are of.
+const MOST_WAITS: f64 = 1e9;
 
 /// What is expected of a number of bytes.
 const BYTES: &str = "bytes that memory holds";
@@ -110,11 +114,85 @@ pub struct Sample {
     pub skew: Option<f64>,
     /// Raw timings after warm-up, seconds each: of a collective, of the exchange once all ranks are there.
     pub seconds: Vec<f64>,
-    /// Of a collective, each time a rank came to it, or summed over several such times: seconds it waited for
-    /// the last to arrive, and seconds since it had last met others. Empty where that was not measured, and where ranks were made to begin
-    /// together.
+    /// Of a collective, what ranks waited for the last of them to come to it. Empty where that was not measured, and where ranks
+    /// were made to begin together.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waits: Vec<[f64; 2]>,
+    pub waits: Vec<Wait>,
+}
+
+/// What a rank waited at a collective, each time that it came to it or several times together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<f64>", into = "Vec<f64>")]
+pub struct Wait {
+    /// Seconds until the last rank was there.
+    pub waited_s: f64,
+    /// Seconds since it had last met others.
+    pub apart_s: f64,
+    /// How many times that was; 0 where nobody said, as earlier profiles do not.
+    pub times: u64,
+}
+
+impl Wait {
+    /// One time.
+    pub fn once([waited_s, apart_s]: [f64; 2]) -> Self {
+        Self {
+            waited_s,
+            apart_s,
+            times: 1,
+        }
+    }
+}
+
+impl Add for Wait {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            waited_s: self.waited_s + other.waited_s,
+            apart_s: self.apart_s + other.apart_s,
+            times: self.times + other.times,
+        }
+    }
+}
+
+impl Sum for Wait {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), Self::add)
+    }
+}
+
+impl TryFrom<Vec<f64>> for Wait {
+    type Error = String;
+
+    fn try_from(numbers: Vec<f64>) -> Result<Self, String> {
+        match numbers[..] {
+            [waited_s, apart_s] => Ok(Self {
+                waited_s,
+                apart_s,
+                times: 0,
+            }),
+            [waited_s, apart_s, times]
+                if (1.0..=MOST_WAITS).contains(&times) && times.fract() == 0.0 =>
+            {
+                Ok(Self {
+                    waited_s,
+                    apart_s,
+                    times: times as u64,
+                })
+            }
+            _ => Err(format!(
+                "waits: {numbers:?}: expected seconds waited, seconds apart, and how many times that was, from 1 to 1e9"
+            )),
+        }
+    }
+}
+
+impl From<Wait> for Vec<f64> {
+    fn from(wait: Wait) -> Self {
+        let mut numbers = vec![wait.waited_s, wait.apart_s];
+        numbers.extend((wait.times > 0).then_some(wait.times as f64));
+        numbers
+    }
 }
 
 /// A profile directory's content.
@@ -444,10 +522,12 @@ impl Profile {
                 return Err(invalid(&key, found, &expected));
             }
             timings(&format!("samples[{index}].seconds"), &sample.seconds)?;
-            let wrong = |seconds: &&f64| !(0.0..=LONGEST_S).contains(*seconds);
-            if let Some(seconds) = sample.waits.iter().flatten().find(wrong) {
-                let key = format!("samples[{index}].waits");
-                return Err(invalid(&key, seconds.to_string(), "seconds from 0 to 1e9"));
+            let wrong = |seconds: &f64| !(0.0..=LONGEST_S).contains(seconds);
+            for (number, wait) in sample.waits.iter().enumerate() {
+                if let Some(seconds) = [wait.waited_s, wait.apart_s].into_iter().find(wrong) {
+                    let key = format!("samples[{index}].waits[{number}]");
+                    return Err(invalid(&key, seconds.to_string(), "seconds from 0 to 1e9"));
+                }
             }
         }
         Ok(())
@@ -480,7 +560,13 @@ mod tests {
             Sample::of(permute, Taken::Cold, vec![3e-6, 1e-6, 2e-6, 10e-6]),
             Sample {
                 skew: Some(2.5),
-                waits: vec![[0.0, 2e-6], [1e-6, 1e-6]],
+                waits: vec![
+                    Wait::once([0.0, 2e-6]),
+                    Wait {
+                        times: 3,
+                        ..Wait::once([1e-6, 1e-6])
+                    },
+                ],
                 ..Sample::of(reduce, Taken::Training, vec![5e-6])
             },
         ];

@@ -25,8 +25,11 @@ mod network;
 mod roofline;
 mod surface;
 
+use std::iter;
+
 use attention::Attention;
-use local::{Local, Scaled};
+pub use local::Waiting;
+use local::{Base, Local, Scaled};
 use matrix::{Held, Matrix};
 use network::Network;
 
@@ -64,6 +67,10 @@ pub struct Costs {
     hopper: bool,
 }
 
+/// Memory bandwidths, over the one that is assumed of a CPU, under which its measurements are laid over formulas: what lies in
+/// caches is many times faster, and what other cores read beside it slower.
+const BALANCES: [f64; 8] = [0.25, 0.5, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
+
 /// Prices without a profile.
 #[derive(Debug, Clone)]
 struct Shipped {
@@ -81,12 +88,7 @@ impl Costs {
     /// by the cores a rank owned then and owns now, and are not called measured. Where profiles hold
     /// calibrations, prices are multiplied by the factors of the last one.
     pub fn for_cluster(cluster: &Cluster, profiles: &[Profile]) -> Self {
-        let matrix = Matrix::new(&cluster.gpu);
-        let shipped = Shipped {
-            attention: Attention::new(&cluster.gpu, matrix.roofline()),
-            network: Network::new(cluster),
-            matrix,
-        };
+        let shipped = Shipped::of(cluster, 1.0);
         let mut notes = Vec::new();
         let calibration = calibration(cluster, profiles, &mut notes);
         let scaled = applicable(cluster, profiles, &mut notes);
@@ -100,10 +102,26 @@ impl Costs {
         };
         let turns = turns.max(1.0);
         let host = host_times(&scaled);
-        let by_itself = |op: &Op| shipped.op(op, Held::ByItself).0;
-        let local = Local::new(&scaled, &by_itself, &|collective| {
+        let balances: Vec<f64> = if cluster.gpu.is_cpu() && !scaled.is_empty() {
+            BALANCES.into()
+        } else {
+            Vec::new()
+        };
+        let others: Vec<(f64, Shipped)> = (balances.into_iter())
+            .map(|faster| (faster, Shipped::of(cluster, faster)))
+            .collect();
+        let by_itself = |shipped: &Shipped, op: &Op| shipped.op(op, Held::ByItself).0;
+        let bases: Vec<Base<'_>> = iter::once((1.0, &shipped))
+            .chain(others.iter().map(|(faster, shipped)| (*faster, shipped)))
+            .map(|(faster, shipped)| Base {
+                faster,
+                op: Box::new(move |op| by_itself(shipped, op)),
+            })
+            .collect();
+        let local = Local::new(&scaled, &bases, &|collective| {
             shipped.network.price(collective).0
         });
+        drop(bases);
         let own = Self {
             samples_spread: samples_spread(&scaled),
             shipped,
@@ -252,11 +270,11 @@ impl Costs {
         self.turns
     }
 
-    /// What share of the time since ranks last met the mean of them waits at a collective for the last to come,
-    /// as training measured it on this machine; nothing where none did. Prices of collectives are without it.
-    pub fn waiting(&self, collective: &Collective) -> f64 {
+    /// What the mean of some ranks waits at a collective for the last to come, as training measured it on this machine; nothing
+    /// where none did. Prices of collectives are without it.
+    pub fn waiting(&self, collective: &Collective) -> Waiting {
         if collective.ranks <= 1 {
-            return 0.0;
+            return Waiting::default();
         }
         self.local.waiting(collective, self.loads_are_known)
     }
@@ -334,6 +352,18 @@ const NOTHING: Cost = Cost {
 };
 
 impl Shipped {
+    /// Those of the devices of a cluster, had they so many times their memory bandwidth.
+    fn of(cluster: &Cluster, faster: f64) -> Self {
+        let mut gpu = cluster.gpu.clone();
+        gpu.memory_gb_per_s *= faster;
+        let matrix = Matrix::new(&gpu);
+        Self {
+            attention: Attention::new(&gpu, matrix.roofline()),
+            network: Network::new(cluster),
+            matrix,
+        }
+    }
+
     fn op(&self, op: &Op, held: Held) -> (f64, Source) {
         let roofline = self.matrix.roofline();
         match op {

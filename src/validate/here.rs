@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::profile::rehearsal::Course;
 use moefold_executor::record::{recorded_share, recording_costs};
@@ -79,9 +79,10 @@ struct Trial {
     /// What one piece of work took on all cores, seconds: before the machine was measured, before training and after it.
     /// Clocks show here, and what else runs on the host of a virtual machine.
     pace_s: [f64; 3],
-    /// The median step of the second, third and last quarter of training: what happens between two paces, and routers
-    /// that have not settled.
-    quarters_s: [f64; 3],
+    /// The median step of the third and of the last quarter of the rehearsal, where there was one, and of training: what
+    /// happens between two paces, and routers that have not settled.
+    rehearsed_quarters_s: Option<[f64; 2]>,
+    quarters_s: [f64; 2],
     /// See [`recording_costs`].
     #[serde(skip)]
     recording: Vec<f64>,
@@ -137,11 +138,6 @@ struct Bench<'a> {
 }
 
 pub(super) fn run(args: &ValidateArgs, output: Output) -> Result<(), Failure> {
-    if args.steps == 0 || args.repeat == 0 {
-        return Err(Failure::Request(anyhow!(
-            "--steps and --repeat: expected at least 1 each"
-        )));
-    }
     let folder = tempfile::tempdir()
         .context("a temporary folder cannot be made")
         .map_err(Failure::Runtime)?;
@@ -232,7 +228,7 @@ impl<'a> Bench<'a> {
         let profile = self.folder.join(format!("profile-{repetition}-{number}"));
         let options = training(self.args.steps, 0);
         let before_s = pace_s();
-        let measured = measure(
+        let here = measure(
             std::slice::from_ref(&unmeasured),
             Course {
                 samples: &self.samples,
@@ -241,7 +237,10 @@ impl<'a> Bench<'a> {
             self.args.budget_s,
             self.output,
         )?;
-        measured.profile.save(&profile).map_err(Failure::runtime)?;
+        here.measured
+            .profile
+            .save(&profile)
+            .map_err(Failure::runtime)?;
         let profiled = self.plan(number, &[profile], None)?;
 
         let run = self.run_dir(repetition, number);
@@ -272,7 +271,8 @@ impl<'a> Bench<'a> {
             routed_gib: routed.planned.predicted.peak_gib,
             others_busy: summary.host.and_then(|host| host.others_busy),
             pace_s,
-            quarters_s: quarters_s(&steps),
+            rehearsed_quarters_s: quarters_s(&here.rehearsed_step_s),
+            quarters_s: quarters_s(&steps).expect("there are as many steps"),
             recording: recording_costs(&steps, &options.traced_steps),
         })
     }
@@ -297,7 +297,12 @@ impl Trial {
 
     /// By how much the speed of the machine, or of training, changed in its time.
     fn change(&self) -> f64 {
-        spread(&self.pace_s).max(spread(&self.quarters_s))
+        let rehearsed = self
+            .rehearsed_quarters_s
+            .map_or(0.0, |times_s| spread(&times_s));
+        spread(&self.pace_s)
+            .max(spread(&self.quarters_s))
+            .max(rehearsed)
     }
 
     /// Whether two times that were measured in it can be compared.
@@ -329,13 +334,15 @@ fn spread(times_s: &[f64]) -> f64 {
     if least > 0.0 { most / least - 1.0 } else { 0.0 }
 }
 
-/// The median of each quarter of some steps. The first quarter is left out: in it a run gets going.
-fn quarters_s(steps_s: &[f64]) -> [f64; 3] {
+/// The median of each quarter of some steps that counts: in the first half a run gets going. Of fewer than four there are
+/// none.
+fn quarters_s(steps_s: &[f64]) -> Option<[f64; 2]> {
     let count = steps_s.len();
-    [1, 2, 3].map(|quarter| {
+    let of_quarter = |quarter: usize| {
         let own = &steps_s[quarter * count / 4..(quarter + 1) * count / 4];
-        median(own.to_vec()).unwrap_or(0.0)
-    })
+        median(own.to_vec())
+    };
+    Some([of_quarter(2)?, of_quarter(3)?]).filter(|_| count >= 4)
 }
 
 /// What a piece of work takes on all cores at once, in seconds: the median of some. It does as many sums of products in the first
@@ -642,7 +649,8 @@ mod tests {
             routed_gib: 1.0,
             others_busy: None,
             pace_s: [0.02; 3],
-            quarters_s: [measured; 3],
+            rehearsed_quarters_s: None,
+            quarters_s: [measured; 2],
             recording: Vec::new(),
         }
     }
@@ -665,16 +673,20 @@ mod tests {
         trials[1].pace_s = [0.02, 0.02, 0.0211];
         assert_eq!(judged(&trials), [1, 1, 1, 0, 1, 0, 2]);
         trials[1].pace_s = [0.02, 0.02, 0.0209];
-        trials[1].quarters_s = [1.2, 1.2, 1.27];
+        trials[1].quarters_s = [1.2, 1.27];
+        assert_eq!(judged(&trials), [1, 1, 1, 0, 1, 0, 2]);
+        let rehearsed_s = std::mem::replace(&mut trials[1].quarters_s, [1.2; 2]);
+        assert_eq!(judged(&trials), [2, 2, 2, 2, 2, 1, 2]);
+        trials[1].rehearsed_quarters_s = Some(rehearsed_s);
         assert_eq!(judged(&trials), [1, 1, 1, 0, 1, 0, 2]);
     }
 
     #[test]
     fn golden_quarters_have_medians() {
         let steps: Vec<f64> = (0..12).map(f64::from).collect();
-        assert_eq!(quarters_s(&steps), [4.0, 7.0, 10.0]);
-        assert_eq!(quarters_s(&[1.0]), [0.0, 0.0, 1.0]);
-        assert_eq!(spread(&quarters_s(&[1.0])), 0.0);
+        assert_eq!(quarters_s(&steps), Some([7.0, 10.0]));
+        assert_eq!(quarters_s(&[1.0, 2.0, 3.0, 4.0]), Some([3.0, 4.0]));
+        assert_eq!(quarters_s(&[1.0, 2.0, 3.0]), None);
     }
 
     fn held(trials: &[Trial]) -> Vec<[usize; 2]> {

@@ -19,16 +19,16 @@ use moefold_profiles::Profile;
 use moefold_profiles::directory::{Key, Sample};
 use moefold_profiles::presets::Machine;
 
-use super::training::{Measurements, folded, thinned};
+use super::training::{folded, thinned};
 use crate::data::Samples;
 use crate::device::DeviceSpec;
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::options::{Init, TrainOptions};
-use crate::train;
+use crate::train::{self, Trained};
 use crate::unpriced;
 
-/// Steps of a rehearsal, at least and on random tokens at most; the first of them warms up.
+/// Steps of a rehearsal, at least, and on random tokens at most.
 const STEPS: [u64; 2] = [4, 25];
 /// What a core is taken to compute until a step was timed, FLOP/s: the low end of products in f32.
 const ASSUMED_FLOPS: f64 = 20e9;
@@ -62,6 +62,8 @@ pub struct Rehearsed {
     pub profile: Option<Profile>,
     /// Rehearsals left out: too large for this machine, or there was no time for them.
     pub left_out: usize,
+    /// Seconds of each step of the last that was run.
+    pub step_s: Vec<f64>,
 }
 
 /// Runs rehearsals on ranks that are threads of this process, within `budget` where each takes no longer
@@ -76,18 +78,21 @@ pub fn rehearse(
     let began = Instant::now();
     let ranks = rehearsals.first().map_or(1, Rehearsal::ranks);
     let environment = Environment::detect(ranks, &device);
-    let mut profiles = Vec::new();
+    let (mut profiles, mut step_s) = (Vec::new(), Vec::new());
     for (index, rehearsal) in rehearsals.iter().enumerate() {
         let left = budget.saturating_sub(began.elapsed());
         let share = left.div_f64((rehearsals.len() - index) as f64);
         if let Some(fitting) = rehearsal.fitting(share) {
-            profiles.push(fitting.run(course, device, share)?.profile(&environment));
+            let trained = fitting.run(course, device, share)?;
+            profiles.push(trained.measured.profile(&environment));
+            step_s = trained.steps.iter().map(|step| step.step_s).collect();
         }
         done(index + 1);
     }
     Ok(Rehearsed {
         left_out: rehearsals.len() - profiles.len(),
         profile: merged(profiles),
+        step_s,
     })
 }
 
@@ -158,23 +163,25 @@ impl Rehearsal {
         layout.tp * layout.cp * layout.pp * layout.dp
     }
 
-    /// Trains for as many steps as there is time for: some, to see how long they take, then the rest.
+    /// Trains for as many steps as there is time for: some, to see how long they take, and then the rest twice. The first time
+    /// memory is touched that the second finds, as most steps of a long training do.
     fn run(
         &self,
         course: Option<Course<'_>>,
         device: DeviceSpec,
         share: Duration,
-    ) -> Result<Measurements, Error> {
+    ) -> Result<Trained, Error> {
         let began = Instant::now();
         let first = self.train(course, device, STEPS[0])?;
         let left = share.saturating_sub(began.elapsed()).as_secs_f64();
         let step_s = began.elapsed().as_secs_f64() / STEPS[0] as f64;
-        let steps = (left / step_s) as u64;
+        let steps = (left / step_s / 2.0) as u64;
         let most = course.map_or(STEPS[1], |course| course.options.steps);
         let steps = steps.min(most);
         if steps <= STEPS[0] {
             return Ok(first);
         }
+        self.train(course, device, steps)?;
         self.train(course, device, steps)
     }
 
@@ -183,7 +190,7 @@ impl Rehearsal {
         course: Option<Course<'_>>,
         device: DeviceSpec,
         steps: u64,
-    ) -> Result<Measurements, Error> {
+    ) -> Result<Trained, Error> {
         let (random, drawn);
         let Course { samples, options } = if let Some(course) = course {
             course
@@ -208,8 +215,7 @@ impl Rehearsal {
             batch,
             planned,
         } = self;
-        let trained = train::run(planned, model, batch, &options, samples, &|_| ())?;
-        Ok(trained.measured)
+        train::run(planned, model, batch, &options, samples, &|_| ())
     }
 }
 
@@ -288,6 +294,7 @@ mod tests {
         });
         let rehearsed = rehearsed.expect("trains");
         assert_eq!((rehearsed.left_out, done.get()), (0, 2));
+        assert!(rehearsed.step_s.len() as u64 >= STEPS[0]);
         let profile = rehearsed.profile.expect("there is one");
         assert_eq!(profile.concurrent_ranks, both[0].ranks());
         let mut keys: Vec<Key> = profile.samples.iter().map(|sample| sample.key).collect();
@@ -330,9 +337,8 @@ mod tests {
             options: &options,
         };
         let uneven = |course| {
-            let measured = rehearsal
-                .train(course, ONE_THREAD, STEPS[0])
-                .expect("trains");
+            let trained = rehearsal.train(course, ONE_THREAD, STEPS[0]);
+            let measured = trained.expect("trains").measured;
             let rows = measured
                 .samples
                 .iter()
@@ -371,7 +377,8 @@ mod tests {
         chosen.planned.dispatcher = Dispatcher::Allgather;
         chosen.planned.recompute = Recompute::Full.into();
         for rehearsal in [&chosen, &chosen.short()] {
-            let measured = rehearsal.train(None, ONE_THREAD, STEPS[0]).expect("trains");
+            let trained = rehearsal.train(None, ONE_THREAD, STEPS[0]);
+            let measured = trained.expect("trains").measured;
             let stems = || measured.samples.iter().map(|sample| sample.key.stem());
             assert!(stems().any(|stem| stem == "all_gather"));
             assert!(!stems().any(|stem| stem == "all_to_all"));

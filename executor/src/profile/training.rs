@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use moefold_profiles::directory::{Key, Sample, Taken};
+use moefold_profiles::directory::{Key, Sample, Taken, Wait};
 use moefold_profiles::host::HostCost;
 use moefold_profiles::statistics::{median, nearest_half};
 use moefold_profiles::{Op, Profile};
@@ -194,20 +194,18 @@ fn sample(key: Key, times: &[Timed]) -> Option<Sample> {
         .iter()
         .filter(|time| time.calls > 0.0 && time.seconds > 0.0);
     let seconds: Vec<f64> = timed.map(|time| time.seconds / time.calls).collect();
-    let waits: Vec<[f64; 2]> = times.iter().flat_map(|time| time.waits.clone()).collect();
+    let waits = times.iter().flat_map(|time| &time.waits);
+    let waits: Vec<Wait> = waits.copied().map(Wait::once).collect();
     (!seconds.is_empty()).then(|| Sample {
         waits: folded(&waits),
         ..Sample::of(key, Taken::Training, thinned(&seconds))
     })
 }
 
-/// Waits, summed over several meetings where they are many: a share waited is a ratio of sums.
-pub(super) fn folded(waits: &[[f64; 2]]) -> Vec<[f64; 2]> {
+/// Waits, summed over several meetings where they are many.
+pub(super) fn folded(waits: &[Wait]) -> Vec<Wait> {
     let each = waits.len().div_ceil(KEPT).max(1);
-    let sum = |waits: &[[f64; 2]]| {
-        let add = |sum: [f64; 2], wait: &[f64; 2]| [sum[0] + wait[0], sum[1] + wait[1]];
-        waits.iter().fold([0.0; 2], add)
-    };
+    let sum = |waits: &[Wait]| waits.iter().copied().sum();
     waits.chunks(each).map(sum).collect()
 }
 
@@ -352,8 +350,11 @@ mod tests {
         );
         let kept = &found[0].waits;
         assert_eq!(kept.len(), KEPT);
-        assert!(kept.iter().all(|wait| wait[1] == 10.0));
-        let waited: f64 = kept.iter().map(|wait| wait[0]).sum();
-        assert_eq!(waited, 959.0 * 960.0 / 2.0);
+        assert!(
+            kept.iter()
+                .all(|wait| wait.apart_s == 10.0 && wait.times == 10)
+        );
+        let all: Wait = kept.iter().copied().sum();
+        assert_eq!((all.waited_s, all.times), (959.0 * 960.0 / 2.0, 960));
     }
 }

@@ -106,12 +106,12 @@ pub fn recorded_share(steps: u64) -> f64 {
 /// took over the geometric mean of the steps before and after it, which are not recorded. Were it free, both would be as likely
 /// to be the longer, whatever else holds steps up. The first steps, which warm up, and steps about traced ones are left out.
 pub fn recording_costs(step_s: &[f64], traced: &Range<u64>) -> Vec<f64> {
-    const WARMUP: usize = 3;
+    const LEFT_OUT: usize = 3;
     let plain = |at: usize| !is_recorded(at as u64) && !traced.contains(&(at as u64));
     let cost = |(before, around): (usize, &[f64])| {
         let at = before + 1;
         let is_told = is_recorded(at as u64) && !traced.contains(&(at as u64));
-        let counts = before >= WARMUP && is_told && plain(before) && plain(at + 1);
+        let counts = before >= LEFT_OUT && is_told && plain(before) && plain(at + 1);
         counts.then(|| around[1].ln() - f64::midpoint(around[0].ln(), around[2].ln()))
     };
     step_s.windows(3).enumerate().filter_map(cost).collect()

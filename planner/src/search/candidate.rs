@@ -45,10 +45,10 @@ pub(crate) struct StageSplit {
     counts: Vec<Vec<u32>>,
     /// Kinds of the layers of each stage in order, with how many follow one another.
     runs: Vec<Vec<(usize, u32)>>,
-    /// Durations that no recompute set changes; the others are free.
-    times: StageTimes,
-    /// All under the first choice of recompute sets.
-    first: StageTimes,
+    /// Durations that no recompute set changes; the others are nothing.
+    fixed: StageTimes,
+    /// All of them under the first choice of recompute sets.
+    under_first: StageTimes,
     /// Work at the end of the step, of each pipeline rank.
     pub(crate) ends: Vec<RankEnd>,
     /// By rank: states of the optimizer that rest on the host, and the most that the device has at once as they
@@ -170,10 +170,10 @@ impl StageSplit {
             })
             .collect();
         let free = vec![Span::ZERO; stages.len()];
-        let times = StageTimes::new(layout.pp(), free.clone(), free);
+        let fixed = StageTimes::new(layout.pp(), free.clone(), free);
         let mut split = Self {
-            first: times.clone(),
-            times,
+            under_first: fixed.clone(),
+            fixed,
             runs: stages.iter().map(|layers| runs(question, layers)).collect(),
             stages,
             counts,
@@ -267,19 +267,19 @@ impl StageSplit {
                     .sum()
             })
             .collect();
-        self.times.forward = spans(&forward_s);
-        self.times.first_forward.clone_from(&self.times.forward);
+        self.fixed.forward = spans(&forward_s);
+        self.fixed.first_forward.clone_from(&self.fixed.forward);
         if case.schedule.divides_backward() {
             let weight = (0..stages).map(|stage| Seconds(self.weight_s(shape, stage)).to_span());
-            self.times.weight = Some(weight.collect());
+            self.fixed.weight = Some(weight.collect());
         }
         if let Some(message) = message(case) {
             let hop = question.costs.collective(&message).time.to_span();
-            self.times.hop = vec![hop; stages - 1];
+            self.fixed.hop = vec![hop; stages - 1];
         }
         // Interleaved stages send under other chunks' work; plain 1F1B waits for its messages.
         let stack = &question.stack;
-        self.times.hop_overlapped = stack.sends_beside(question.overlap, layout.vpp());
+        self.fixed.hop_overlapped = stack.sends_beside(question.overlap, layout.vpp());
         let gathers_beside = stack.hides(question.overlap).param_gather;
         let mut arrives = 0.0;
         for rank in 0..layout.pp() as usize {
@@ -303,22 +303,21 @@ impl StageSplit {
                     lengthened(beside_s, beside_s - first_forward, slows)
                 }
             };
-            self.times.first_forward[rank] += Seconds(gather).to_span();
-            // Ranks that meet nowhere before meet at the end.
+            self.fixed.first_forward[rank] += Seconds(gather).to_span();
+            // Ranks that meet nowhere before meet at the end, and so do others.
             let apart: f64 = own.map(|stage| self.apart_s(shape, stage)).sum();
             let reduced = end.work.reduce.iter().chain(&end.work.across);
-            let share = reduced
-                .chain(&end.work.exposed)
-                .chain(&end.work.sums)
-                .next();
-            let share = share.map_or(0.0, |collective| question.costs.waiting(collective));
-            let waiting_s = share * apart * f64::from(layout.microbatches());
+            let mut met = reduced.chain(&end.work.exposed).chain(&end.work.sums);
+            let apart_s = apart * f64::from(layout.microbatches());
+            let waiting_s = met.next().map_or(0.0, |collective| {
+                question.costs.waiting(collective).after(apart_s)
+            });
             let optimizer_s = end.exposed_s + end.update_s + end.streamed_s + waiting_s;
-            self.times.optimizer[rank] = Seconds(optimizer_s).to_span();
+            self.fixed.optimizer[rank] = Seconds(optimizer_s).to_span();
             self.ends[rank].waiting_s = waiting_s;
             arrives += forward_s[rank];
         }
-        self.first = self.times_under(case, first);
+        self.under_first = self.times_under(case, first);
     }
 
     /// Durations under some recompute sets, of those that they do not change.
@@ -329,7 +328,7 @@ impl StageSplit {
             shape,
             ..
         } = case;
-        let mut times = self.times.clone();
+        let mut times = self.fixed.clone();
         let backward_s = self.backward_s(shape, sets);
         times.backward = spans(&backward_s);
         times.last_backward.clone_from(&times.backward);
@@ -479,7 +478,7 @@ impl StageSplit {
     /// Durations under some recompute sets.
     pub(crate) fn times(&self, case: Case<'_>, sets: &Sets) -> StageTimes {
         if *sets == case.question.choices[0] {
-            self.first.clone()
+            self.under_first.clone()
         } else {
             self.times_under(case, sets)
         }

@@ -116,7 +116,7 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
         });
     let pp = u64::from(layout.pp());
     let mean = [whole.dense() / pp, whole.experts / pp];
-    let shards = (question.shards(layout), question.state_shards(layout));
+    let shards = question.divided(layout);
     let (options, stack) = (question.options, &question.stack);
     let mut bytes = question.state_bytes();
     if !options.optimizer_offload.is_none() {
@@ -131,7 +131,7 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
         } else if question.shards_gradients() {
             memory::gradients_sharded(mean, wide, bytes, shards, Bytes::ZERO)
         } else {
-            memory::state(mean, wide, bytes, shards.1)
+            memory::state(mean, wide, bytes, shards.states)
         };
         held.total()
     });

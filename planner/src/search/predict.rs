@@ -231,7 +231,8 @@ fn time_by_category(
         .0;
     // Launches the device waits for are charged a layer at a time and are in no category above.
     let waits = choice.waits(question, rank);
-    let sharded = (waits.forward + waits.backward) * microbatches;
+    let others = microbatches - 1.0;
+    let sharded = waits.forward * microbatches + waits.backward * others + waits.last_backward;
     let passes = (simulated.forward + simulated.backward).seconds().0 - gather - sharded;
     time.add(Category::Host, Seconds((passes - priced).max(0.0)));
     time.add(Category::PpComm, simulated.p2p.seconds());

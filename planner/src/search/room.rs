@@ -327,6 +327,13 @@ impl Most {
         groups.all(|of| of.before[layers.end] - of.before[layers.start] <= of.by_rank[rank])
     }
 
+    /// Layers of all kinds that a rank may hold.
+    pub(crate) fn of_rank(&self, rank: usize) -> u64 {
+        self.0
+            .last()
+            .map_or(u64::MAX, |of_all| of_all.by_rank[rank])
+    }
+
     /// A rank may hold no more than so many layers of all kinds.
     pub(crate) fn lower(&mut self, rank: usize, layers: u64) {
         if let Some(of_all) = self.0.last_mut() {
@@ -355,29 +362,11 @@ mod tests {
     use crate::schedule::Schedule;
     use crate::search::candidate::StageSplit;
     use crate::search::shape::Shape;
+    use crate::search::tests::cuts;
     use crate::search::visit::peak;
     use crate::search::watch::unwatched;
     use crate::search::{Asked, candidates, question};
     use crate::stack::megatron::Declared;
-
-    /// All cuts of layers into so many stages, of which those at the ends hold so many at least and the others one.
-    fn cuts(from: u32, layers: u32, stages: u32, [first, last]: [u32; 2]) -> Vec<Vec<Vec<u32>>> {
-        if stages == 1 {
-            let is_enough = from + last <= layers;
-            return is_enough
-                .then(|| vec![(from..layers).collect()])
-                .into_iter()
-                .collect();
-        }
-        let each = (from + first..=layers).flat_map(|to| {
-            let rest = cuts(to, layers, stages - 1, [1, last]).into_iter();
-            rest.map(move |rest| {
-                let first = std::iter::once((from..to).collect());
-                first.chain(rest).collect()
-            })
-        });
-        each.collect()
-    }
 
     /// Of all splits of a layout the one of least memory has room, and with a fifth less of it few would.
     #[test]
@@ -413,7 +402,7 @@ mod tests {
                 };
                 let stages = layout.stages();
                 let ends = [u32::from(stages <= 5), u32::from(stages == 1)];
-                let cuts = cuts(0, 5, stages, ends).into_iter();
+                let cuts = cuts(5, stages, ends).into_iter();
                 let splits: Vec<StageSplit> = cuts.map(|cut| StageSplit::new(case, cut)).collect();
                 for sets in question.choices.iter().step_by(5) {
                     let least = splits

@@ -23,7 +23,7 @@ use crate::choice::{
 };
 use crate::layout::{Degrees, Illegal, Layout};
 use crate::local::Local;
-use crate::memory::StateBytes;
+use crate::memory::{Shards, StateBytes};
 use crate::model::{Layer, Model};
 use crate::options::{Loads, Routing, SearchOptions};
 use crate::price::LayerBreakdown;
@@ -651,6 +651,14 @@ impl<'a> Question<'a> {
     pub(crate) fn state_shards(&self, layout: &Layout) -> [u64; 2] {
         self.shards(layout)
             .map(|shards| shards * u64::from(self.outer()))
+    }
+
+    /// What divides weights and gradients, where these rest divided, and what divides masters and moments.
+    pub(crate) fn divided(&self, layout: &Layout) -> Shards {
+        Shards {
+            weights: self.shards(layout),
+            states: self.state_shards(layout),
+        }
     }
 
     /// Instances that divide masters and moments further.

@@ -44,7 +44,95 @@ fn more<'q>(
 fn stages_add_up(case: Case<'_>) -> bool {
     let question = case.question;
     let hides = question.stack.hides(question.overlap).expert_alltoall;
-    case.layout.vpp() == 1 && !case.schedule.divides_backward() && !hides
+    let schedule = case.schedule;
+    case.layout.vpp() == 1 && !schedule.divides_backward() && !schedule.combines() && !hides
+}
+
+/// Whether the passes of a rank take what its layers take, whatever stages they are in, and come after a stage of each rank
+/// before it.
+fn ranks_add_up(case: Case<'_>) -> bool {
+    let question = case.question;
+    let hides = question.stack.hides(question.overlap).expert_alltoall;
+    let schedule = case.schedule;
+    !schedule.is_vee() && !schedule.divides_backward() && !schedule.combines() && !hides
+}
+
+/// The least seconds in which ranks, each with room for so many layers at most, can do all of them.
+///
+/// A rank begins when a microbatch has passed a stage of each rank before it, and ends as long before the step does
+/// ([`crate::simulate::lower_bound`]). So in a given time it does so many whole layers at most, were all as light as the lightest
+/// of some kinds; and all ranks together have to do as many as there are of these kinds. Of the layers of a rank the first
+/// `again`, or all where it has fewer, take `again_s` longer.
+fn least_of_ranks_s(case: Case<'_>, sets: &Sets, (again, again_s): (f64, f64), most: &Most) -> f64 {
+    let Case {
+        question,
+        layout,
+        shape,
+        ..
+    } = case;
+    if !ranks_add_up(case) {
+        return 0.0;
+    }
+    // Stages are rounded to nanoseconds, by half of one at most in each pass.
+    let passes =
+        2 * u64::from(layout.vpp()) * u64::from(layout.microbatches()) + 2 * u64::from(layout.pp());
+    let rounded_s = Span(passes).seconds().0;
+    let microbatches = f64::from(layout.microbatches());
+    let mut layers: Vec<f64> = (0..)
+        .zip(&question.kind_of)
+        .map(|(layer, &kind)| shape.kinds[kind].both_s(sets.least(layer)))
+        .collect();
+    layers.sort_by(|a, b| b.total_cmp(a));
+    let (Some(&heaviest), Some(&lightest)) = (layers.first(), layers.last()) else {
+        return 0.0;
+    };
+    let set = sets.of_ends();
+    let ends = [&shape.embedding, &shape.head].map(|end| end.both_s(set));
+    let may_be_bare = question.options.stages.is_some() || layout.stages() as usize > layers.len();
+    let stage = if may_be_bare { 0.0 } else { lightest };
+    let last = layout.places().rank_of(layout.stages() - 1);
+    // Seconds of a step in which a rank does no layer.
+    let beside = |rank: u32| {
+        let before = f64::from(rank) * stage + if rank > 0 { ends[0] } else { 0.0 };
+        let own = [rank == 0, rank == last];
+        let own = own.iter().zip(ends).filter(|(is_own, _)| **is_own);
+        before + microbatches * own.map(|(_, end)| end).sum::<f64>()
+    };
+    let beside: Vec<f64> = (0..layout.pp()).map(beside).collect();
+    // In so many seconds, layers of at least some weight.
+    let done = |seconds: f64, each: f64| -> f64 {
+        let of_rank = |(rank, beside): (usize, &f64)| {
+            let time = (seconds - beside) / microbatches;
+            let layers = (time / (each + again_s)).max((time - again * again_s) / each);
+            layers.floor().clamp(0.0, most.of_rank(rank) as f64)
+        };
+        beside.iter().enumerate().map(of_rank).sum()
+    };
+    let endless = beside.iter().copied().fold(0.0, f64::max)
+        + microbatches * (heaviest + again_s) * layers.len() as f64 * 2.0;
+    let mut least = 0.0_f64;
+    for (count, each) in (1..).zip(&layers) {
+        let is_last_of_kind = layers.get(count).is_none_or(|next| next < each);
+        let count = count as f64;
+        if !is_last_of_kind || done(least, *each) >= count {
+            continue;
+        }
+        // More time than all layers take: ranks have no room for them.
+        let (mut from, mut to) = (least, endless);
+        if done(to, *each) < count {
+            return f64::INFINITY;
+        }
+        for _ in 0..64 {
+            let middle = f64::midpoint(from, to);
+            if done(middle, *each) >= count {
+                to = middle;
+            } else {
+                from = middle;
+            }
+        }
+        least = from;
+    }
+    least - rounded_s
 }
 
 /// Seconds that no split of a layout takes less than under some recompute sets where ranks may hold so many layers at most; or
@@ -57,11 +145,15 @@ pub(crate) fn least_s(case: Case<'_>, sets: &Sets, most: &Most, within_s: f64) -
         ..
     } = case;
     let floor = floor_s(question, layout, &shape.work_under(question, sets));
-    if stages_add_up(case) && floor < within_s {
-        floor.max(least_of_cuts_s(case, sets, most, within_s))
-    } else {
-        floor.min(within_s)
+    if floor >= within_s {
+        return within_s;
     }
+    let least = if stages_add_up(case) {
+        least_of_cuts_s(case, sets, most, within_s)
+    } else {
+        least_of_ranks_s(case, sets, (0.0, 0.0), most)
+    };
+    floor.max(least).min(within_s)
 }
 
 /// The same where `layers` at the beginning of each stage take some set and the others the first; or `within_s`, where
@@ -86,10 +178,16 @@ pub(crate) fn least_of_block_s(
     let again_s = least(&|kind| kind.backward_s[set] - kind.backward_s[0]).max(0.0);
     let more_s = again_s * (f64::from(layers) / many).min(1.0);
     let floor = floor_s(question, layout, &shape.work_and(question, more_s, set));
+    if floor >= within_s {
+        return within_s;
+    }
+    let sets = Sets::First { layers, set };
     let least = if stages_add_up(case) {
-        least_of_cuts_s(case, &Sets::First { layers, set }, most, within_s)
+        least_of_cuts_s(case, &sets, most, within_s)
     } else {
-        0.0
+        // One stage of a rank may have all but a layer of each other, and one end of the model no layer.
+        let layers = layers + layout.vpp().saturating_sub(2);
+        least_of_ranks_s(case, &sets, (f64::from(layers), again_s), most)
     };
     floor.max(least).min(within_s)
 }
@@ -173,4 +271,122 @@ pub(crate) fn split_with_room(
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use moefold_profiles::Cluster;
+    use moefold_profiles::presets::{Machine, cluster, local_on};
+    use moefold_profiles::pricing::Costs;
+    use moefold_profiles::statistics::median;
+    use moefold_profiles::units::{Bytes, GIB};
+
+    use super::*;
+    use crate::choice::{Overlap, StackName};
+    use crate::layout::{Batch, Layout};
+    use crate::model::{Model, presets};
+    use crate::options::SearchOptions;
+    use crate::rules::Rules;
+    use crate::schedule::Schedule;
+    use crate::search::shape::Shape;
+    use crate::search::tests::cuts;
+    use crate::search::watch::unwatched;
+    use crate::search::{Asked, candidates, question};
+    use crate::simulate::Simulator;
+    use crate::stack::megatron::Declared;
+
+    const LAYERS: u32 = 6;
+
+    /// By how much bounds were below the best split of some layouts, of one stage a rank and of several.
+    fn check(
+        model: &Model,
+        cluster: &Cluster,
+        options: &SearchOptions,
+        every: usize,
+    ) -> [Vec<f64>; 2] {
+        let costs = &Costs::for_cluster(cluster, &[]);
+        let rules = &Rules::of(model, options);
+        let asked = Asked::new(model, cluster, 16, options, costs, &Declared);
+        let question = &question(&asked, rules).expect("legal");
+        let layouts = candidates(std::slice::from_ref(question), 16, rules, &unwatched);
+        let layouts = layouts.expect("unwatched").layouts;
+        let mut off = [Vec::new(), Vec::new()];
+        let is_cut = |layout: &&Layout| layout.pp() > 1 && layout.stages() <= LAYERS;
+        for layout in layouts.iter().filter(is_cut).step_by(every) {
+            let shapes = Shape::under(question, layout, &question.sets);
+            for schedule in question.schedules(layout.pp(), layout.vpp()) {
+                let simulator = Simulator::new(&Schedule::of(layout, schedule));
+                let case = Case {
+                    question,
+                    layout,
+                    shape: &shapes[0],
+                    schedule,
+                };
+                let cuts = cuts(LAYERS, layout.stages(), [1, 0]).into_iter();
+                let splits: Vec<StageSplit> = cuts.map(|cut| StageSplit::new(case, cut)).collect();
+                let set = question.sets.len() - 1;
+                let first = (1..3).map(|layers| Sets::First { layers, set });
+                for sets in question.choices.iter().step_by(9).cloned().chain(first) {
+                    let each = splits.iter().map(|split| {
+                        let times = split.times(case, &sets);
+                        simulator.run(&times).total.seconds().0
+                    });
+                    let best_s = each.fold(f64::INFINITY, f64::min);
+                    let (endless, within_s) = (&Most::default(), 1e6);
+                    let bound_s = match sets {
+                        Sets::First { layers, set } => {
+                            least_of_block_s(case, (layers, set), endless, within_s)
+                        }
+                        _ => least_s(case, &sets, endless, within_s),
+                    };
+                    assert!(
+                        bound_s <= best_s,
+                        "{layout:?} {schedule:?} {sets:?}: {bound_s} {best_s}"
+                    );
+                    off[usize::from(layout.vpp() > 1)].push(best_s / bound_s - 1.0);
+                }
+            }
+        }
+        off
+    }
+
+    /// No split of a layout takes less than what no split is to take, whatever recomputes and in whatever order passes run; and
+    /// bounds are near where they are made to be.
+    #[test]
+    fn law_no_split_takes_less_than_its_bound() {
+        let batch = |seq_len, global_batch| Batch {
+            seq_len,
+            global_batch,
+        };
+        let mut model = presets::load("deepseek-v3").expect("a preset");
+        model.layers.drain(LAYERS as usize + 1..);
+        model.layers.drain(..1);
+        let h100 = cluster("dgx-h100").expect("a preset");
+        let options = SearchOptions::new(batch(4096, 64), StackName::Megatron);
+        let [one, several] = check(&model, &h100, &options, 9);
+        for (off, most) in [(one, 0.06), (several, 0.26)] {
+            let count = off.len();
+            let usual = median(off).expect("some");
+            assert!(count > 100 && usual < most, "{count}: {usual}");
+        }
+        // Where passes run as one and nothing is hidden, each rank is further ahead than under 1F1B.
+        let mut model = presets::load("quickstart").expect("a preset");
+        let layers = model.layers.iter().cycle();
+        model.layers = layers.take(LAYERS as usize).cloned().collect();
+        let machine = Machine {
+            cores: 16,
+            memory: Bytes(64 * GIB),
+            flops_per_cycle: 32,
+        };
+        let overlaps = ["none", "expert-alltoall"];
+        for overlap in overlaps.map(|words| words.parse::<Overlap>()) {
+            let options = SearchOptions {
+                overlap: Some(overlap.expect("words")),
+                precision: moefold_profiles::Precision::Fp32,
+                ..SearchOptions::new(batch(128, 64), StackName::Moefold)
+            };
+            let [one, several] = check(&model, &local_on(machine, 16), &options, 17);
+            assert!(one.len() > 20 && several.len() > 20, "{one:?} {several:?}");
+        }
+    }
 }

@@ -27,6 +27,29 @@ fn run(model: &Model, cluster: &Cluster, gpus: u32, options: &SearchOptions) -> 
     plan(model, cluster, gpus, options, &costs, &Declared).expect("something is feasible")
 }
 
+/// All cuts of layers into so many stages, of which those at the ends hold so many at least and the others one.
+pub(crate) fn cuts(layers: u32, stages: u32, ends: [u32; 2]) -> Vec<Vec<Vec<u32>>> {
+    cuts_from(0, layers, stages, ends)
+}
+
+fn cuts_from(from: u32, layers: u32, stages: u32, [first, last]: [u32; 2]) -> Vec<Vec<Vec<u32>>> {
+    if stages == 1 {
+        let is_enough = from + last <= layers;
+        return is_enough
+            .then(|| vec![(from..layers).collect()])
+            .into_iter()
+            .collect();
+    }
+    let each = (from + first..=layers).flat_map(|to| {
+        let rest = cuts_from(to, layers, stages - 1, [1, last]).into_iter();
+        rest.map(move |rest| {
+            let first = std::iter::once((from..to).collect());
+            first.chain(rest).collect()
+        })
+    });
+    each.collect()
+}
+
 fn small() -> (Model, Cluster, SearchOptions) {
     let batch = Batch {
         seq_len: 4096,

@@ -274,7 +274,7 @@ fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero, u32) {
         Dtype::Bf16 => Optimizer::AdamBf16Moments,
         _ => Optimizer::Adam,
     };
-    let fsdp = said.on("use_megatron_fsdp");
+    let [fsdp, fsdp2] = ["use_megatron_fsdp", "use_torch_fsdp2"].map(|name| said.on(name));
     let strategy = said
         .word("data_parallel_sharding_strategy")
         .unwrap_or("no_shard");
@@ -282,6 +282,7 @@ fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero, u32) {
         .word("outer_dp_sharding_strategy")
         .unwrap_or("no_shard");
     let zero = match (fsdp, strategy, outer) {
+        _ if fsdp2 => Zero::Fsdp2,
         (true, "optim_grads_params", "optim") => Zero::Hybrid,
         (true, "optim_grads_params", _) => Zero::Fsdp,
         (true, "optim_grads", _) => Zero::Gradients,
@@ -300,15 +301,16 @@ fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero, u32) {
             "no_shard, or optim beside --data-parallel-sharding-strategy optim_grads_params",
         );
     }
-    if said.on("use_torch_fsdp2") {
-        let grads = if said.on("bf16") {
+    if fsdp2 {
+        // Those of the type of weights.
+        grads = if said.on("bf16") {
             Dtype::Bf16
         } else {
             Dtype::F32
         };
-        return (optimizer, grads, Zero::Fsdp2, instances.unwrap_or(1));
     }
-    if !fsdp && name != "dist_muon" && !said.on("use_distributed_optimizer") {
+    let divides = fsdp || fsdp2 || name == "dist_muon" || said.on("use_distributed_optimizer");
+    if !divides {
         said.unable(
             "an optimizer whose state every replica holds whole",
             "--use-distributed-optimizer",

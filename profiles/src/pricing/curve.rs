@@ -1,17 +1,35 @@
 //! [`Curve`]: a positive quantity over one size, through measured points, monotone.
 
-/// Log-log interpolation through points; outside them the slope given at construction continues.
+/// Interpolation through points; outside them the slope given at construction continues.
 #[derive(Debug, Clone)]
 pub(super) struct Curve {
     /// Logarithms of size and value, ascending in both.
     points: Vec<[f64; 2]>,
-    /// d ln(value) / d ln(size) below the first and above the last point.
-    slopes: [f64; 2],
+    slopes: Slopes,
+}
+
+/// How a curve goes on, and what is straight between its points.
+#[derive(Debug, Clone, Copy)]
+enum Slopes {
+    /// Logarithms of both. d ln(value) / d ln(size) below the first and above the last point.
+    Powers([f64; 2]),
+    /// The value itself. It stays what it is below the first point, and grows by so much a unit of size above the last.
+    Lines(f64),
 }
 
 impl Curve {
     /// A curve that never falls: a point below a smaller one's value is raised to it.
     pub(super) fn rising(points: impl IntoIterator<Item = (f64, f64)>, slopes: [f64; 2]) -> Self {
+        Self::new(points, Slopes::Powers(slopes))
+    }
+
+    /// The same of lines: a fixed part and one that grows with size, as between points that are far apart. `beyond` is the value
+    /// of a unit of size above the last point.
+    pub(super) fn lines(points: impl IntoIterator<Item = (f64, f64)>, beyond: f64) -> Self {
+        Self::new(points, Slopes::Lines(beyond))
+    }
+
+    fn new(points: impl IntoIterator<Item = (f64, f64)>, slopes: Slopes) -> Self {
         let mut points: Vec<[f64; 2]> = points
             .into_iter()
             .map(|(size, value)| [size.ln(), value.ln()])
@@ -35,17 +53,23 @@ impl Curve {
     pub(super) fn at(&self, size: f64) -> f64 {
         let log = size.ln();
         let above = self.points.partition_point(|point| point[0] <= log);
-        let value = if above == 0 {
-            let first = self.points[0];
-            first[1] + self.slopes[0] * (log - first[0])
-        } else if above == self.points.len() {
-            let last = self.points[above - 1];
-            last[1] + self.slopes[1] * (log - last[0])
-        } else {
-            let (a, b) = (self.points[above - 1], self.points[above]);
-            a[1] + (b[1] - a[1]) * (log - a[0]) / (b[0] - a[0])
-        };
-        value.exp()
+        let (before, after) = (above.checked_sub(1), self.points.get(above));
+        let before = before.map(|before| self.points[before]);
+        let straight =
+            |[a, b]: [[f64; 2]; 2], at: f64| a[1] + (b[1] - a[1]) * (at - a[0]) / (b[0] - a[0]);
+        match (self.slopes, before, after) {
+            (_, None, None) => unreachable!("a curve has a point"),
+            (Slopes::Powers([slope, _]), None, Some(&of))
+            | (Slopes::Powers([_, slope]), Some(of), None) => (of[1] + slope * (log - of[0])).exp(),
+            (Slopes::Powers(_), Some(a), Some(&b)) => straight([a, b], log).exp(),
+            (Slopes::Lines(_), None, Some(first)) => first[1].exp(),
+            (Slopes::Lines(slope), Some(last), None) => {
+                last[1].exp() + slope * (size - last[0].exp())
+            }
+            (Slopes::Lines(_), Some(a), Some(b)) => {
+                straight([a, *b].map(|point| point.map(f64::exp)), size)
+            }
+        }
     }
 
     /// Whether a size lies between the first and the last point.
@@ -79,10 +103,27 @@ mod tests {
     }
 
     #[test]
+    fn golden_lines_have_a_fixed_part() {
+        let curve = Curve::lines([(100.0, 12.0), (1000.0, 30.0)], 0.1);
+        for (size, value) in [
+            (1.0, 12.0),
+            (100.0, 12.0),
+            (550.0, 21.0),
+            (1000.0, 30.0),
+            (1100.0, 40.0),
+        ] {
+            let found = curve.at(size);
+            assert!((found - value).abs() < 1e-9, "{size}: {found}");
+        }
+    }
+
+    #[test]
     fn law_it_never_falls() {
-        let curve = Curve::rising([(1.0, 5.0), (2.0, 3.0), (4.0, 9.0)], [0.0, 1.0]);
-        let values: Vec<f64> = (1..200).map(|i| curve.at(f64::from(i) * 0.03)).collect();
-        assert!(values.windows(2).all(|pair| pair[0] <= pair[1]));
-        assert!((curve.at(2.0) - 5.0).abs() < 1e-12);
+        let points = [(1.0, 5.0), (2.0, 3.0), (4.0, 9.0)];
+        for curve in [Curve::rising(points, [0.0, 1.0]), Curve::lines(points, 0.0)] {
+            let values: Vec<f64> = (1..200).map(|i| curve.at(f64::from(i) * 0.03)).collect();
+            assert!(values.windows(2).all(|pair| pair[0] <= pair[1] + 1e-12));
+            assert!((curve.at(2.0) - 5.0).abs() < 1e-12);
+        }
     }
 }

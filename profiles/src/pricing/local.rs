@@ -1,8 +1,10 @@
 //! Prices measured here: profile directories laid over the shipped prices.
 //!
 //! Ops of one kind, pass and dtype are a family with up to three sizes; its samples correct the shipped
-//! price of the whole family (see [`super::surface`]), and a measured product or attention gets its own exactly.
-//! Collectives of one kind and group get a curve over bytes; other groups of the kind borrow the ratio
+//! price of the whole family (see [`super::surface`]), and a measured product or attention gets its own exactly. Of a CPU
+//! nobody knows beforehand how fast its memory is beside its cores: of several prices that differ in it, a family is laid
+//! over the one whose shape is nearest to its own ([`unlikeness`]).
+//! Collectives of one kind and group get straight lines over bytes; other groups of the kind borrow the ratio
 //! of the nearest one.
 //!
 //! Sizes that data decides are many, and of most there are few timings. Where more rows or bytes took less time, both
@@ -12,10 +14,10 @@
 use std::collections::BTreeMap;
 
 use super::curve::Curve;
-use super::surface::{LOCAL_TRUST, Point, Surface};
+use super::surface::{LOCAL, Point, Surface};
 use crate::collective::{Collective, CollectiveKind};
 use crate::cost::{Cost, Source};
-use crate::directory::{Key, Profile, Sample, Taken};
+use crate::directory::{Key, Profile, Sample, Taken, Wait};
 use crate::dtype::Dtype;
 use crate::op::{Op, OpKind, Pass};
 use crate::statistics::{median, never_falling};
@@ -26,6 +28,11 @@ const MEASURED: &str = "a key has at least one timing";
 
 /// What a timing by itself counts beside one of training, at other sizes of a line.
 const APART: f64 = 1e-6;
+
+/// What timings of one shape of a family are off its formula, relative, and by what factor a memory bandwidth that is assumed:
+/// one standard deviation each.
+const NOISE: f64 = 0.1;
+const ASSUMED: f64 = 4.0;
 
 /// Passes, and none.
 const PASSES: usize = 1 + Pass::ALL.len();
@@ -44,13 +51,19 @@ pub(super) struct Local {
     families: Vec<Option<u16>>,
     surfaces: Vec<Surface>,
     collectives: Vec<(CollectiveKind, [u32; 2], Curve)>,
-    /// Seconds waited over seconds apart by group: where data decides how much ranks do between two
-    /// meetings, and elsewhere.
-    waits: [Vec<([u32; 2], f64)>; 2],
+    /// What ranks wait, by group: where data decides how much they do between two meetings, and elsewhere.
+    waits: [Vec<([u32; 2], Waiting)>; 2],
     /// The best a price of an op can be called.
     best: Source,
     /// Whether ops were timed in training, beside whatever ran beside them.
     trained: bool,
+}
+
+/// Seconds of ops by a formula that measurements are laid over.
+pub(super) struct Base<'a> {
+    /// Memory bandwidth over the one that is assumed.
+    pub(super) faster: f64,
+    pub(super) op: Box<dyn Fn(&Op) -> f64 + 'a>,
 }
 
 /// Samples of a profile and by how much its times are to be stretched.
@@ -60,10 +73,11 @@ pub(super) struct Scaled<'a> {
 }
 
 impl Local {
-    /// Lays samples over `op` and `collective`, the shipped prices in seconds.
+    /// Lays samples over the shipped prices in seconds: of ops, of which each family has the base whose shape is its own, and
+    /// of collectives.
     pub(super) fn new(
         profiles: &[Scaled],
-        op: &dyn Fn(&Op) -> f64,
+        bases: &[Base<'_>],
         collective: &dyn Fn(&Collective) -> f64,
     ) -> Self {
         // A key measured by several profiles has the timings of all.
@@ -105,7 +119,7 @@ impl Local {
             trained: (nearest.iter())
                 .any(|(key, taken)| matches!(key, Key::Op(_)) && *taken == Taken::Training),
         };
-        local.add_ops(ops, op);
+        local.add_ops(ops, bases);
         local.add_collectives(messages, collective);
         local
     }
@@ -116,7 +130,7 @@ impl Local {
     }
 
     /// Seconds of ops, and of how many timings.
-    fn add_ops(&mut self, ops: BTreeMap<Op, [f64; 2]>, shipped: &dyn Fn(&Op) -> f64) {
+    fn add_ops(&mut self, ops: BTreeMap<Op, [f64; 2]>, bases: &[Base<'_>]) {
         let mut families: BTreeMap<usize, (Op, Lines)> = BTreeMap::new();
         for (key, [seconds, weight]) in ops {
             let ([first, second, third], times) = sizes(&key);
@@ -146,10 +160,17 @@ impl Local {
                 })
                 .collect();
             let (_, times) = sizes(&template);
-            let base = |at: [f64; 3]| shipped(&resized(&template, at)) / times;
+            let of = |base: &Base<'_>, at| (base.op)(&resized(&template, at)) / times;
+            let scored = bases.iter().map(|base| {
+                let score = unlikeness(&points, base.faster, |at| of(base, at));
+                (if score.is_finite() { score } else { f64::MAX }, base)
+            });
+            let nearest = scored.min_by(|a, b| a.0.total_cmp(&b.0));
+            let (_, nearest) = nearest.expect("what ships");
+            let base = |at: [f64; 3]| of(nearest, at);
             self.families[index] = Some(self.surfaces.len() as u16);
             self.surfaces
-                .push(Surface::new(&points, base, LOCAL_TRUST, reach(&template)));
+                .push(Surface::new(&points, base, LOCAL, reach(&template)));
         }
     }
 
@@ -167,23 +188,29 @@ impl Local {
         for ((kind, group), points) in curves {
             let fitted = never_falling(points).into_iter();
             let mut points: Vec<(f64, f64)> = fitted.map(|[bytes, time]| (bytes, time)).collect();
-            // One size says nothing of the others: the shipped price gives the shape.
-            if let [(bytes, time)] = points[..] {
-                let at = |bytes: f64| {
-                    shipped(&Collective {
-                        kind,
-                        bytes: Bytes(bytes as u64),
-                        ranks: group[0],
-                        ranks_per_domain: group[1],
-                    })
-                };
-                let ratio = time / at(bytes);
-                points.push((bytes / 64.0, at(bytes / 64.0) * ratio));
-                points.push((bytes * 64.0, at(bytes * 64.0) * ratio));
-                points.retain(|&(bytes, _)| bytes >= 1.0);
+            let at = |bytes: f64| {
+                shipped(&Collective {
+                    kind,
+                    bytes: Bytes(bytes as u64),
+                    ranks: group[0],
+                    ranks_per_domain: group[1],
+                })
+            };
+            // What is measured says how much a byte more takes, and so does the shipped price, both as far as the largest
+            // message takes longer than a short one; but a message has a fixed part.
+            let (least, first) = points[0];
+            let (most, last) = points[points.len() - 1];
+            let measured = (last - first) / (most - least).max(1.0) * (1.0 - first / last);
+            let by_size = 1.0 - at(1.0) / at(most);
+            let shipped = (at(2.0 * most) - at(most)) / most * (last / at(most)).powf(by_size);
+            let beyond = measured.max(shipped).min(last / most);
+            if points.len() == 1 {
+                // One size says nothing of smaller ones: the shipped price gives the shape.
+                let smaller = (most / 64.0).max(1.0);
+                points.insert(0, (smaller, at(smaller) * last / at(most)));
             }
             self.collectives
-                .push((kind, group, Curve::rising(points, [0.0, 1.0])));
+                .push((kind, group, Curve::lines(points, beyond)));
         }
     }
 
@@ -200,17 +227,17 @@ impl Local {
 
     /// See [`super::Costs::waiting`]. The nearest group speaks for others. Where `loads_are_known`, and where no
     /// exchange of tokens was measured, an exchange has what other collectives have.
-    pub(super) fn waiting(&self, collective: &Collective, loads_are_known: bool) -> f64 {
+    pub(super) fn waiting(&self, collective: &Collective, loads_are_known: bool) -> Waiting {
         let group = [collective.ranks, collective.ranks_per_domain];
-        let near = |waits: &[([u32; 2], f64)]| {
-            let far = |wait: &&([u32; 2], f64)| distance(wait.0, group);
+        let near = |waits: &[([u32; 2], Waiting)]| {
+            let far = |wait: &&([u32; 2], Waiting)| distance(wait.0, group);
             let nearest = waits.iter().min_by(|a, b| far(a).total_cmp(&far(b)));
-            nearest.map(|(_, share)| *share)
+            nearest.map(|(_, waiting)| *waiting)
         };
         let [of_tokens, others] = &self.waits;
         let of_tokens = (is_of_tokens(collective) && !loads_are_known).then_some(of_tokens);
         let own = of_tokens.and_then(|waits| near(waits));
-        own.or_else(|| near(others)).unwrap_or(0.0)
+        own.or_else(|| near(others)).unwrap_or_default()
     }
 
     /// The price of a collective whose kind was measured.
@@ -252,6 +279,17 @@ impl Local {
     }
 }
 
+/// How unlikely points are where times are some base's, stretched alike: the sum of their squared deviations, relative to
+/// [`NOISE`], and the square of the memory's speed, which is [`ASSUMED`] to within a factor.
+fn unlikeness(points: &[Point], faster: f64, base: impl Fn([f64; 3]) -> f64) -> f64 {
+    let ratios: Vec<f64> = (points.iter())
+        .map(|point| (point.time / base(point.at)).ln())
+        .collect();
+    let mean = ratios.iter().sum::<f64>() / ratios.len().max(1) as f64;
+    let squares = ratios.iter().map(|ratio| ((ratio - mean) / NOISE).powi(2));
+    squares.sum::<f64>() + (faster.ln() / ASSUMED.ln()).powi(2)
+}
+
 /// How little one group says of another.
 fn distance(a: [u32; 2], b: [u32; 2]) -> f64 {
     let far = |a: u32, b: u32| (f64::from(a.max(1)) / f64::from(b.max(1))).ln().abs();
@@ -260,27 +298,94 @@ fn distance(a: [u32; 2], b: [u32; 2]) -> f64 {
     far(a[0], b[0]) + far(a[1], b[1]) + if crossing { 10.0 } else { 0.0 }
 }
 
-/// What ranks waited for the last of them, over what they had done since they last met, by group: at exchanges
-/// of tokens, between which the loads of experts differ, and at all other collectives.
-fn waits(profiles: &[Scaled]) -> [Vec<([u32; 2], f64)>; 2] {
-    let mut sums: [BTreeMap<[u32; 2], [f64; 2]>; 2] = Default::default();
-    for Scaled { profile, .. } in profiles {
+/// What the mean of some ranks waits at a collective for the last of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Waiting {
+    /// Seconds each time that they meet.
+    pub each_s: f64,
+    /// Of the time since they last met.
+    pub share: f64,
+}
+
+impl Waiting {
+    /// Seconds, where they met so long ago.
+    pub fn after(&self, apart_s: f64) -> f64 {
+        self.each_s + self.share * apart_s
+    }
+
+    /// The line through what was waited at each of some collectives, whose deviations are relative to the time apart: what
+    /// ranks do between two meetings differs by so much of it. Neither part is below nothing.
+    fn of(keys: &[Wait]) -> Self {
+        // Of a meeting: what is waited over what is apart, by the inverse of the latter.
+        let each = || {
+            let keys = keys.iter().filter(|key| key.apart_s > 0.0 && key.times > 0);
+            keys.map(|key| {
+                let times = key.times as f64;
+                (times, times / key.apart_s, key.waited_s / key.apart_s)
+            })
+        };
+        let times: f64 = each().map(|(times, ..)| times).sum();
+        let mean = |of: &dyn Fn(f64, f64) -> f64| {
+            let sum: f64 = each().map(|(times, x, y)| times * of(x, y)).sum();
+            sum / times.max(1.0)
+        };
+        let (x, y) = (mean(&|x, _| x), mean(&|_, y| y));
+        let spread = mean(&|own, _| (own - x).powi(2));
+        let each_s = mean(&|own, of| (own - x) * (of - y)) / spread;
+        if spread > 1e-6 * x * x && each_s > 0.0 && y > each_s * x {
+            Self {
+                each_s,
+                share: y - each_s * x,
+            }
+        } else {
+            let all: Wait = keys.iter().copied().sum();
+            Self {
+                each_s: 0.0,
+                share: all.waited_s / all.apart_s.max(f64::MIN_POSITIVE),
+            }
+        }
+    }
+
+    /// The same where so much was waited in all.
+    fn scaled_to(self, all: Wait) -> Self {
+        let line_s = self.each_s * all.times as f64 + self.share * all.apart_s;
+        let by = all.waited_s / line_s;
+        let by = if by.is_finite() { by } else { 0.0 };
+        Self {
+            each_s: self.each_s * by,
+            share: self.share * by,
+        }
+    }
+}
+
+/// What ranks wait for the last of them, by group: at exchanges of tokens, between which the loads of experts differ, and at all
+/// other collectives. One line through all groups, as some meet only shortly after others, with what each waited in all.
+fn waits(profiles: &[Scaled]) -> [Vec<([u32; 2], Waiting)>; 2] {
+    let mut keys: [Vec<Wait>; 2] = Default::default();
+    let mut groups: [BTreeMap<[u32; 2], Wait>; 2] = Default::default();
+    for Scaled { profile, factor } in profiles {
         for sample in &profile.samples {
             let Key::Collective(key) = sample.key else {
                 continue;
             };
-            for wait in &sample.waits {
-                let sums = &mut sums[usize::from(!is_of_tokens(&key))];
-                let sum = sums.entry([key.ranks, key.ranks_per_domain]).or_default();
-                *sum = [sum[0] + wait[0], sum[1] + wait[1]];
+            let mut all: Wait = sample.waits.iter().copied().sum();
+            all.waited_s *= factor;
+            all.apart_s *= factor;
+            if all.apart_s > 0.0 {
+                let class = usize::from(!is_of_tokens(&key));
+                keys[class].push(all);
+                let group = [key.ranks, key.ranks_per_domain];
+                let sum = groups[class].entry(group).or_default();
+                *sum = *sum + all;
             }
         }
     }
-    sums.map(|sums| {
-        sums.into_iter()
-            .filter(|(_, [_, apart])| *apart > 0.0)
-            .map(|(group, [waited, apart])| (group, waited / apart))
-            .collect()
+    let lines = keys.map(|keys| Waiting::of(&keys));
+    let mut lines = lines.into_iter();
+    groups.map(|groups| {
+        let line = lines.next().expect("one for each");
+        let of_group = |(group, all)| (group, line.scaled_to(all));
+        groups.into_iter().map(of_group).collect()
     })
 }
 

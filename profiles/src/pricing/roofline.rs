@@ -188,6 +188,10 @@ impl Roofline {
         }
     }
 
+    pub(super) fn is_cpu(&self) -> bool {
+        self.cpu
+    }
+
     /// Multiprocessors.
     pub(super) fn sms(&self) -> f64 {
         self.sms

@@ -14,19 +14,32 @@
 
 use crate::cost::Source;
 
-/// Softening of distances, chosen together with [`SHIPPED_TRUST`] by holding out one (n, k) at a time
+/// Softening of distances, chosen together with [`SHIPPED`] by holding out one (n, k) at a time
 /// of the shipped GEMM tables.
 const SOFTENING: f64 = 0.05;
 
-/// Weight of the base formula among measurements by others, whose base is fitted to such tables.
-pub(super) const SHIPPED_TRUST: f64 = 0.3;
+/// How measurements are laid over a base formula.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Laid {
+    /// Weight of the formula among them.
+    trust: f64,
+    /// Grid lines between measured sizes and beyond them are at most this far apart, as a ratio.
+    step: f64,
+}
 
-/// Weight of the base formula among measurements made here: next to none, since what the machine at
-/// hand does to one shape it does to others more likely than what a formula says.
-pub(super) const LOCAL_TRUST: f64 = 1e-4;
+/// Those of others, whose base is fitted to such tables.
+pub(super) const SHIPPED: Laid = Laid {
+    trust: 0.3,
+    step: 4.0,
+};
 
-/// Grid lines between measured sizes and beyond them are at most this far apart, as a ratio.
-const STEP: f64 = 4.0;
+/// Those made here, next to which the formula has no weight, since what the machine at hand does to one shape it does to
+/// others more likely than what a formula says. They are few, and what is asked for lies further from them: the straight lines
+/// of a coarser grid are up to a twentieth above a formula with a fixed part.
+pub(super) const LOCAL: Laid = Laid {
+    trust: 1e-4,
+    step: 2.0,
+};
 
 /// A measurement.
 #[derive(Debug, Clone, Copy)]
@@ -51,19 +64,18 @@ pub(super) struct Surface {
 }
 
 impl Surface {
-    /// Tabulates `base`, which must grow with every size, corrected by `points`; `trust` is the weight
-    /// of the uncorrected base. `reach` bounds the sizes that are tabulated; beyond it time grows in
-    /// proportion.
+    /// Tabulates `base`, which must grow with every size, corrected by `points`. `reach` bounds the sizes that are
+    /// tabulated; beyond it time grows in proportion.
     pub(super) fn new(
         points: &[Point],
         base: impl Fn([f64; 3]) -> f64,
-        trust: f64,
+        laid: Laid,
         reach: [[f64; 2]; 3],
     ) -> Self {
         assert!(!points.is_empty(), "a surface passes through something");
         let axes = [0, 1, 2].map(|axis| {
             let sizes = points.iter().map(|point| point.at[axis]);
-            grid_lines(sizes.collect(), reach[axis])
+            grid_lines(sizes.collect(), reach[axis], laid.step)
         });
         let hull = [0, 1, 2].map(|axis| {
             let logs = points.iter().map(|point| point.at[axis].ln());
@@ -73,7 +85,7 @@ impl Surface {
             ]
         });
         let len = axes.iter().map(Vec::len).product();
-        let times = tabulate(&axes, points, base, trust);
+        let times = tabulate(&axes, points, base, laid.trust);
         let mut surface = Self {
             measured: vec![false; len],
             axes,
@@ -254,7 +266,7 @@ fn tabulate(
 }
 
 /// Logarithms of the distinct sizes within and between them, and out to `reach`.
-fn grid_lines(mut sizes: Vec<f64>, reach: [f64; 2]) -> Vec<f64> {
+fn grid_lines(mut sizes: Vec<f64>, reach: [f64; 2], step: f64) -> Vec<f64> {
     sizes.retain(|size| *size >= 1.0);
     sizes.push(reach[0]);
     sizes.push(reach[1]);
@@ -263,7 +275,7 @@ fn grid_lines(mut sizes: Vec<f64>, reach: [f64; 2]) -> Vec<f64> {
     let mut lines: Vec<f64> = Vec::new();
     for log in sizes.into_iter().map(f64::ln) {
         if let Some(&last) = lines.last() {
-            let pieces = ((log - last) / STEP.ln()).ceil().max(1.0);
+            let pieces = ((log - last) / step.ln()).ceil().max(1.0);
             for piece in 1..pieces as usize {
                 lines.push(last + (log - last) * piece as f64 / pieces);
             }
@@ -297,7 +309,7 @@ mod tests {
 
     #[test]
     fn law_measured_points_are_exact_and_say_so() {
-        let surface = Surface::new(&points(), base, SHIPPED_TRUST, REACH);
+        let surface = Surface::new(&points(), base, SHIPPED, REACH);
         for point in &points()[..3] {
             let (time, source) = surface.time(point.at);
             assert!(
@@ -316,7 +328,7 @@ mod tests {
 
     #[test]
     fn law_more_is_never_cheaper() {
-        let surface = Surface::new(&points(), base, SHIPPED_TRUST, REACH);
+        let surface = Surface::new(&points(), base, SHIPPED, REACH);
         let sizes = [
             1.0, 3.0, 64.0, 65.0, 100.0, 128.0, 512.0, 701.0, 9000.0, 65536.0, 1e6,
         ];
@@ -337,7 +349,7 @@ mod tests {
 
     #[test]
     fn far_from_measurements_the_base_returns() {
-        let surface = Surface::new(&points(), base, SHIPPED_TRUST, REACH);
+        let surface = Surface::new(&points(), base, SHIPPED, REACH);
         let far = [60000.0, 60000.0, 60000.0];
         let ratio = surface.time(far).0 / base(far);
         assert!((0.5..2.0).contains(&ratio), "{ratio}");

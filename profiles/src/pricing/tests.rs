@@ -6,7 +6,7 @@ mod laws;
 mod profiled;
 
 use super::*;
-use crate::directory::{Key, Taken};
+use crate::directory::{Key, Taken, Wait};
 use crate::presets;
 use crate::table;
 use crate::{CollectiveKind, Dtype, Pass, SweepKind};

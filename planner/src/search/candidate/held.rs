@@ -100,8 +100,8 @@ impl StageSplit {
             self.copied = Level::of(TensorClass::Activations, message.bytes);
         }
         let pp = layout.pp() as usize;
-        let states = question.state_shards(layout);
-        let shards = (question.shards(layout), states);
+        let shards = question.divided(layout);
+        let states = shards.states;
         let share = options.optimizer_offload;
         let state = |elements: u64| Bytes((elements as f64 * bytes.sharded) as u64);
         self.streamed = (0..pp)
@@ -524,8 +524,13 @@ impl StageSplit {
             let more = Span((more_s.min(1e9) * 1e9) as u64);
             // What passes wait for, and what is reduced after the last, may be hidden under it.
             let waits = if case.question.shards_gradients() {
+                // Gathers of a forward pass come after reductions of the microbatch before.
                 let waits = self.waits(case, rank, plain);
-                [waits.backward, waits.last_backward].map(|seconds| Seconds(seconds).to_span())
+                let both = [
+                    waits.forward + waits.backward,
+                    waits.first_forward + waits.last_backward,
+                ];
+                both.map(|seconds| Seconds(seconds).to_span())
             } else {
                 [Span::ZERO; 2]
             };
@@ -626,11 +631,11 @@ impl StageSplit {
             let back = if case.schedule.divides_backward() {
                 Span::ZERO
             } else {
-                let hidden = self.first.hidden.as_ref();
+                let hidden = self.under_first.hidden.as_ref();
                 let alone = hidden.map_or(Span::ZERO, |hidden| hidden.alone[rank]);
-                self.first.backward[rank] - alone
+                self.under_first.backward[rank] - alone
             };
-            before += (self.first.forward[rank] + back).seconds().0;
+            before += (self.under_first.forward[rank] + back).seconds().0;
         }
         bound
     }

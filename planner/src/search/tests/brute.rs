@@ -108,13 +108,16 @@ fn tensor_beside() -> Vec<Space> {
 /// Weights and gradients that rest divided, over all replicas and inside instances of the optimizer; and gradients alone.
 fn sharded() -> Vec<Space> {
     let forms = [
-        (Zero::Fsdp, 1, 20.0),
-        (Zero::Hybrid, 2, 28.0),
-        (Zero::Gradients, 1, 28.0),
+        (StackName::Megatron, Zero::Fsdp, 1, 20.0),
+        (StackName::Megatron, Zero::Hybrid, 2, 28.0),
+        (StackName::Megatron, Zero::Gradients, 1, 28.0),
+        (StackName::Moefold, Zero::Fsdp, 1, 20.0),
     ];
     forms
-        .map(|(zero, instances, memory_gib)| {
+        .map(|(stack, zero, instances, memory_gib)| {
             let mut space = few_layers(4, memory_gib);
+            space.options.stack = stack;
+            space.options.precision = Precision::Bf16;
             space.options.zero = zero;
             space.options.instances = instances;
             space.options.overlap = Some("grad-reduce,param-gather".parse().expect("kinds"));

@@ -367,7 +367,7 @@ fn golden_the_first_layers_run_again_when_those_behind_are_through() {
 /// whether they meet in layers or only at the end.
 #[test]
 fn golden_waiting_for_others_is_a_category_and_host_time_is_not_hidden() {
-    use moefold_profiles::directory::{Key, Profile, Sample, Taken};
+    use moefold_profiles::directory::{Key, Profile, Sample, Taken, Wait};
     use moefold_profiles::host::HostCost;
     use moefold_profiles::presets::{Machine, local_on};
     use moefold_profiles::units::{Bytes, GIB};
@@ -388,7 +388,7 @@ fn golden_waiting_for_others_is_a_category_and_host_time_is_not_hidden() {
     let predicted = |layout: &str, launch: f64, waited: f64| {
         let samples = vec![
             Sample {
-                waits: vec![[waited, 1.0]],
+                waits: vec![Wait::once([waited, 1.0])],
                 ..Sample::of(meeting, Taken::Training, vec![1e-5])
             },
             Sample::of(Key::Host(HostCost::Launch), Taken::Training, vec![launch]),
@@ -414,7 +414,7 @@ fn golden_waiting_for_others_is_a_category_and_host_time_is_not_hidden() {
     for layout in [
         "tp=2,ep=1,etp=1,mbs=2",
         "tp=1,ep=2,mbs=2",
-        "tp=1,pp=1,ep=1,mbs=2",
+        "tp=1,pp=1,ep=1,etp=1,mbs=2",
     ] {
         let none = predicted(layout, 1e-9, 0.0);
         let fifth = predicted(layout, 1e-9, 0.2);

@@ -1,7 +1,7 @@
 //! What is split and cut without being named: no microbatch and no virtual stages that are asked for are better than what is
 //! found, and no split that is given is better than what is said to be left.
 
-use super::{cluster, run, small};
+use super::{cluster, cuts, run, small};
 use crate::choice::{Recompute, StackName};
 use crate::layout::Batch;
 use crate::model::{Model, presets};
@@ -52,37 +52,13 @@ fn oracle_no_virtual_stages_that_are_asked_for_beat_the_search() {
     }
 }
 
-/// All splits of some layers into stages, of which the last may be empty.
-fn all_splits(layers: u32, stages: u32) -> Vec<Vec<Vec<u32>>> {
-    fn extend(of: &mut Vec<Vec<u32>>, layers: u32, left: u32, all: &mut Vec<Vec<Vec<u32>>>) {
-        let next = of
-            .last()
-            .and_then(|stage| stage.last())
-            .map_or(0, |last| last + 1);
-        if left == 1 {
-            of.push((next..layers).collect());
-            all.push(of.clone());
-            of.pop();
-            return;
-        }
-        for end in next + 1..=layers - (left - 2) {
-            of.push((next..end).collect());
-            extend(of, layers, left - 1, all);
-            of.pop();
-        }
-    }
-    let mut all = Vec::new();
-    extend(&mut Vec::new(), layers, stages, &mut all);
-    all
-}
-
 /// The split that is found is the best of all, but for some; and what is said to be left is no less than what the best of
 /// all gains, and with one stage a rank not much more.
 #[test]
 fn oracle_the_gap_covers_the_best_of_all_splits() {
     let (_, cluster, options) = small();
     let costs = Costs::for_cluster(&cluster, &[]);
-    let (mut cases, mut exact, mut tight) = (0, 0, 0);
+    let (mut cases, mut exact, mut tight) = (0, 0, [0; 2]);
     let mut worst = (0.0_f64, String::new());
     for (name, pins, gpus) in [
         ("mixtral-8x7b", "tp=1,cp=1,pp=4,vpp=1,ep=8,etp=1,mbs=1", 32),
@@ -117,7 +93,7 @@ fn oracle_the_gap_covers_the_best_of_all_splits() {
                 continue;
             };
             let layout = found.plans[0].layout;
-            let each = all_splits(8, layout.pp * layout.vpp).into_iter();
+            let each = cuts(8, layout.pp * layout.vpp, [1, 0]).into_iter();
             let each = each.filter_map(|stages| {
                 options.stages = Some(PipelineLayout::from(stages));
                 plan(&model, &cluster, gpus, &options, &costs, &Declared).ok()
@@ -138,7 +114,7 @@ fn oracle_the_gap_covers_the_best_of_all_splits() {
                 "{name} {pins} {global_batch} {share:?}: {found_s} {gap} {best_s}"
             );
             cases += 1;
-            tight += usize::from(layout.vpp == 1 && gap < 0.1);
+            tight[usize::from(layout.vpp > 1)] += usize::from(gap < 0.05);
             let off = found_s / best_s - 1.0;
             if off > worst.0 {
                 let of = format!(
@@ -151,8 +127,8 @@ fn oracle_the_gap_covers_the_best_of_all_splits() {
         }
     }
     assert!(
-        cases >= 20 && exact * 4 >= cases * 3 && tight >= 8 && worst.0 < 0.02,
-        "{exact} of {cases} are the best, worst {worst:?}; {tight} are bounded well"
+        cases >= 20 && exact * 4 >= cases * 3 && tight[0] >= 15 && tight[1] >= 4 && worst.0 < 0.02,
+        "{exact} of {cases} are the best, worst {worst:?}; {tight:?} are bounded well"
     );
 }
 
@@ -193,7 +169,7 @@ fn oracle_a_split_with_room_is_found() {
                 let found = plan(&model, &cluster, gpus, &options, &costs, &Declared);
                 found.ok().map(|found| step_s(&found.plans))
             };
-            let each = all_splits(11, 4).into_iter().map(PipelineLayout::from);
+            let each = cuts(11, 4, [1, 0]).into_iter().map(PipelineLayout::from);
             let best_s = each.filter_map(|stages| plan(Some(stages)));
             let best_s = best_s.fold(f64::INFINITY, f64::min);
             let found_s = plan(None).unwrap_or(f64::INFINITY);

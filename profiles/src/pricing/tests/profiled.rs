@@ -74,6 +74,69 @@ fn golden_what_was_measured_here_comes_first() {
     );
 }
 
+/// Shapes that were not measured follow those that were: memory is 16 times as fast beside the cores as is assumed.
+#[test]
+fn golden_measurements_say_how_fast_memory_is_beside_cores() {
+    let mut machine = local(2);
+    machine.gpu.memory_gb_per_s *= 16.0;
+    let truth = Costs::for_cluster(&machine, &[]);
+    let assumed = Costs::for_cluster(&local(2), &[]);
+    let gemm = |[n, k]: [u64; 2]| Op::Gemm {
+        m: 1024,
+        n,
+        k,
+        pass: Pass::Forward,
+        dtype: Dtype::F32,
+    };
+    let sample = |sizes| {
+        let seconds = 2.0 * truth.op(&gemm(sizes)).time.0;
+        Sample::of(Key::Op(gemm(sizes)), Taken::Training, vec![seconds; 3])
+    };
+    let measured = [[16, 128], [64, 128], [128, 128], [256, 128]];
+    let profile = Profile {
+        cores: 2,
+        concurrent_ranks: 2,
+        ..Profile::of("cpu", measured.map(sample).into())
+    };
+    let costs = Costs::for_cluster(&local(2), &[profile]);
+    let mut off = 0.0_f64;
+    for sizes in [[128, 64], [16, 64], [64, 64], [512, 512]] {
+        let time = |costs: &Costs| costs.op(&gemm(sizes)).time.0;
+        check_within(&format!("{sizes:?}"), time(&costs), 2.0 * time(&truth), 3.0);
+        off = off.max(time(&assumed) / time(&truth));
+    }
+    assert!(off > 2.0, "the assumed machine is another: {off}");
+}
+
+/// A message has a fixed part: of sizes between two that are far apart it has all of it, and beyond them no more.
+#[test]
+fn golden_messages_have_a_fixed_part() {
+    let messages = |bytes, seconds: f64| {
+        let key = Key::Collective(collective(CollectiveKind::AllReduce, bytes, 2, 2));
+        Sample::of(key, Taken::Training, vec![seconds; 3])
+    };
+    let costs = |samples: Vec<Sample>| {
+        let profile = Profile {
+            cores: 2,
+            concurrent_ranks: 2,
+            ..Profile::of("cpu", samples)
+        };
+        Costs::for_cluster(&local(2), &[profile])
+    };
+    let time = |costs: &Costs, bytes| {
+        let message = collective(CollectiveKind::AllReduce, bytes, 2, 2);
+        costs.collective(&message).time.0
+    };
+    let far = costs(vec![messages(1000, 20e-6), messages(1_001_000, 120e-6)]);
+    check_within("between", time(&far, 501_000), 70e-6, 0.1);
+    check_within("beyond", time(&far, 2_002_000), 240e-6, 0.1);
+    // Of sizes too small to tell, a byte takes what ships.
+    let small = costs(vec![messages(32, 10e-6), messages(544, 10.2e-6)]);
+    let shipped = Costs::for_cluster(&local(2), &[]);
+    let grows = time(&shipped, 64_000) - time(&shipped, 544);
+    check_within("small", time(&small, 64_000), 10e-6 + grows, 3.0);
+}
+
 #[test]
 fn law_a_profiled_machine_is_monotone_too() {
     let seed = 0x5eed_0004;
@@ -287,7 +350,7 @@ fn golden_waiting_is_a_share_of_the_time_apart_by_kind_and_group() {
     let of = |kind, ranks| collective(kind, 1 << 20, ranks, ranks);
     let (gather, exchange) = (CollectiveKind::AllGather, CollectiveKind::AllToAll);
     let waited = |message, waits: &[[f64; 2]]| Sample {
-        waits: waits.to_vec(),
+        waits: waits.iter().copied().map(Wait::once).collect(),
         ..Sample::of(Key::Collective(message), Taken::Training, vec![1e-3])
     };
     let samples = vec![
@@ -300,18 +363,78 @@ fn golden_waiting_is_a_share_of_the_time_apart_by_kind_and_group() {
         ..Profile::of("cpu", samples)
     };
     let costs = Costs::for_cluster(&local(4), &[profile]);
-    let share = |kind, ranks| costs.waiting(&of(kind, ranks));
+    let share = |kind, ranks| {
+        let waiting = costs.waiting(&of(kind, ranks));
+        assert_eq!(waiting.each_s, 0.0, "one kind of meeting has no line");
+        waiting.share
+    };
     assert!((share(gather, 2) - 0.05).abs() < 1e-12);
     assert!((share(exchange, 4) - 0.3).abs() < 1e-12);
     // Others have the nearest group's; exchanges of tokens are apart from them, but where loads are known.
     assert_eq!(share(CollectiveKind::ReduceScatter, 4), share(gather, 2));
     assert_eq!(share(exchange, 2), share(exchange, 4));
     let known = costs.clone().with_known_loads();
-    assert_eq!(known.waiting(&of(exchange, 4)), share(gather, 2));
+    assert_eq!(known.waiting(&of(exchange, 4)).share, share(gather, 2));
     assert_eq!((costs.turns(), shipped_turns()), (2.0, 1.0));
     assert_eq!(share(exchange, 1), 0.0);
     let shipped = Costs::for_cluster(&local(4), &[]);
-    assert_eq!(shipped.waiting(&of(gather, 2)), 0.0);
+    assert_eq!(shipped.waiting(&of(gather, 2)), Waiting::default());
+}
+
+/// Who meets again at once waits longer than a share of next to nothing: one line through all groups has a part for each
+/// meeting. What a group waited in all stays what it was.
+#[test]
+fn golden_a_meeting_by_itself_takes_time_too() {
+    let of = |kind, ranks| collective(kind, 1 << 20, ranks, ranks);
+    let (gather, reduce) = (CollectiveKind::AllGather, CollectiveKind::AllReduce);
+    let waited = |message, apart_s: f64, times: u64| {
+        let each_s = 50e-6 + 0.04 * apart_s;
+        let wait = Wait {
+            waited_s: times as f64 * each_s,
+            apart_s: times as f64 * apart_s,
+            times,
+        };
+        Sample {
+            waits: vec![wait],
+            ..Sample::of(Key::Collective(message), Taken::Training, vec![1e-3])
+        }
+    };
+    let costs = |samples| {
+        let profile = Profile {
+            cores: 2,
+            concurrent_ranks: 4,
+            ..Profile::of("cpu", samples)
+        };
+        Costs::for_cluster(&local(4), &[profile])
+    };
+    let found = costs(vec![
+        waited(of(gather, 2), 6e-3, 100),
+        waited(of(reduce, 2), 1e-3, 50),
+        waited(of(reduce, 4), 10e-6, 80),
+    ]);
+    for ranks in [2, 4] {
+        let waiting = found.waiting(&of(gather, ranks));
+        check_within("each", waiting.each_s, 50e-6, 0.1);
+        check_within("share", waiting.share, 0.04, 0.1);
+        check_within("after", waiting.after(1e-3), 90e-6, 0.1);
+    }
+    // The group of four waited twice as long as its line has it.
+    let mut samples = vec![
+        waited(of(gather, 2), 6e-3, 100),
+        waited(of(reduce, 4), 10e-6, 80),
+    ];
+    samples[1].waits[0].waited_s *= 2.0;
+    let all = samples[1].waits[0];
+    let found = costs(samples.clone()).waiting(&of(reduce, 4));
+    let again = found.each_s * all.times as f64 + found.share * all.apart_s;
+    check_within("in all", again, all.waited_s, 0.1);
+    // Of waits that nobody counted only the share is known.
+    samples[1].waits[0].times = 0;
+    let found = costs(samples).waiting(&of(reduce, 4));
+    assert_eq!(
+        (found.each_s, found.share),
+        (0.0, all.waited_s / all.apart_s)
+    );
 }
 
 #[test]

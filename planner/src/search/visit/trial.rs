@@ -1,0 +1,407 @@
+//! [`Trial`]: the children of a unit under one question, tried in the order of their bounds.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{ControlFlow, Range};
+
+use moefold_profiles::units::{Bytes, GIB};
+
+use super::{Found, Outcome, Unit, beaten, peak};
+use crate::choice::{Objective, ScheduleName};
+use crate::memory::Occupancy;
+use crate::search::candidate::{self, StageSplit};
+use crate::search::floor::floor_s;
+use crate::search::recompute::Sets;
+use crate::search::room::{Most, Of, Room};
+use crate::search::schedules::Simulated;
+use crate::search::shape::{Question, Shape, Shapes};
+use crate::search::stages;
+use crate::search::watch::Looks;
+use crate::stack::ByLayer;
+
+/// A child that may still win.
+pub(super) struct Child {
+    pub(super) bound_s: f64,
+    shape: usize,
+    /// Among the choices of recompute sets; one past them is a choice by layer.
+    choice: usize,
+    split: usize,
+}
+
+/// By shape and choice of recompute sets, whether the layers may fit, cut in any way, where that is known before they
+/// are; the last choice of each is one by layer.
+pub(super) type Fits = [Vec<bool>];
+
+/// Splits under each shape that may still win.
+pub(super) fn splits(
+    question: &Question<'_>,
+    unit: &Unit<'_>,
+    shapes: &Shapes,
+    fits: &Fits,
+    schedule: ScheduleName,
+) -> Vec<Vec<StageSplit>> {
+    let known = shapes.cuts(question).iter();
+    let shapes = shapes.first(question).iter();
+    shapes
+        .zip(known)
+        .zip(fits)
+        .map(|((shape, known), fits)| {
+            if fits.contains(&true) {
+                let case = unit.case(question, shape, schedule);
+                candidate::splits(case, known)
+            } else {
+                Vec::new()
+            }
+        })
+        .collect()
+}
+
+/// Children under some choices of recompute sets that may still win, in the order of their bounds; and what of the
+/// others that may fit none takes less than.
+pub(super) fn children(
+    question: &Question<'_>,
+    unit: &Unit<'_>,
+    (schedule, occupancies): (ScheduleName, &[Vec<Occupancy>]),
+    splits: &[Vec<StageSplit>],
+    fits: Option<&Fits>,
+    (shapes, choices): (&[Shape], Range<usize>),
+    limit: f64,
+) -> (Vec<Child>, f64) {
+    let by_time = question.options.objective != Objective::Memory;
+    let (mut children, mut left_s) = (Vec::new(), f64::INFINITY);
+    for (shape_index, (shape, splits)) in shapes.iter().zip(splits).enumerate() {
+        for (split_index, split) in splits.iter().enumerate() {
+            for choice in choices.clone() {
+                if fits.is_some_and(|fits| !fits[shape_index][choice]) {
+                    continue;
+                }
+                let case = unit.case(question, shape, schedule);
+                let bound = match question.choices.get(choice) {
+                    Some(sets) => split.bound(case, sets),
+                    None => match split.by_layer_bound(case, occupancies) {
+                        Some(bound) => bound,
+                        None => continue,
+                    },
+                };
+                let bound_s = bound.seconds().0;
+                if !by_time || bound_s < limit {
+                    children.push(Child {
+                        bound_s,
+                        shape: shape_index,
+                        choice,
+                        split: split_index,
+                    });
+                } else {
+                    left_s = left_s.min(bound_s);
+                }
+            }
+        }
+    }
+    children.sort_by(|a, b| {
+        let places = (a.shape, a.choice, a.split).cmp(&(b.shape, b.choice, b.split));
+        a.bound_s.total_cmp(&b.bound_s).then(places)
+    });
+    (children, left_s)
+}
+
+/// What trying the children of a unit takes.
+pub(super) struct Trial<'q, 'a> {
+    pub(super) question: &'q Question<'q>,
+    /// Which of all questions.
+    pub(super) number: usize,
+    pub(super) unit: &'a Unit<'a>,
+    pub(super) shapes: &'a Shapes,
+    /// No child under each shape scores less.
+    pub(super) floors: Vec<f64>,
+    pub(super) limit: f64,
+    pub(super) looks: &'q Looks<'q>,
+    /// Seconds that no child takes less than which may fit and was left out.
+    pub(super) left_s: f64,
+    /// A child is a schedule, a dispatcher and a choice of recompute sets, whatever its split: counted once.
+    /// Whether it fits.
+    pub(super) state: BTreeMap<(ScheduleName, usize, usize), bool>,
+}
+
+/// A schedule with its occupancies, and what it is simulated by where it has been.
+struct Scheduled<'a> {
+    name: ScheduleName,
+    occupancies: &'a [Vec<Occupancy>],
+    simulated: Option<Simulated>,
+}
+
+impl<'a> Trial<'_, 'a> {
+    /// What a child must score less than.
+    pub(super) fn beaten(&self, outcome: &Outcome<'_>) -> f64 {
+        beaten(outcome, self.question.options.objective, self.limit)
+    }
+
+    /// Which children under a schedule may fit and score less than what is beaten, whatever the split into stages.
+    /// Those that do not fit are counted.
+    pub(super) fn fitting<'s>(
+        &'s mut self,
+        (name, occupancies): (ScheduleName, &'s [Vec<Occupancy>]),
+        beaten: f64,
+    ) -> Vec<Vec<bool>> {
+        let (question, unit): (&'s Question<'_>, &'s Unit<'_>) = (self.question, self.unit);
+        let all_shapes: &'s Shapes = self.shapes;
+        let by_time = question.options.objective != Objective::Memory;
+        let all = question.capacity();
+        // What has to be less than the best takes less.
+        let capacity = if by_time {
+            all
+        } else {
+            all.min(Bytes((beaten * GIB as f64) as u64))
+        };
+        let choices = question.choices.len();
+        let room = |shape: &'s Shape| {
+            let case = unit.case(question, shape, name);
+            Room::new(case, occupancies, capacity)
+        };
+        let of_shape = |(index, first): (usize, &'s Shape)| {
+            if by_time && self.floors[index] >= beaten {
+                self.left_s = self.left_s.min(self.floors[index]);
+                return vec![false; choices + 1];
+            }
+            let may_hold = |room: Room<'_>| room.may_hold(Of::Choice(&question.choices[0]));
+            if room(first).is_none_or(may_hold) {
+                return vec![true; choices + 1];
+            }
+            let shape = &all_shapes.all(question)[index];
+            let room = room(shape).expect("there was one of the first choice");
+            if choices == 1 || !room.may_hold(Of::Any) {
+                if capacity == all {
+                    let children = 0..choices + usize::from(question.by_layer.is_some());
+                    let state = &mut self.state;
+                    state.extend(children.map(|choice| ((name, index, choice), false)));
+                }
+                return vec![false; choices + 1];
+            }
+            let each = question.choices.iter().enumerate();
+            let each = each.map(|(choice, sets)| {
+                if !room.may_hold(Of::Choice(sets)) {
+                    if capacity == all {
+                        self.state.insert((name, index, choice), false);
+                    }
+                    return false;
+                }
+                !by_time || {
+                    let work = shape.work_under(question, sets);
+                    let floor = floor_s(question, unit.layout, &work);
+                    if floor >= beaten {
+                        self.left_s = self.left_s.min(floor);
+                    }
+                    floor < beaten
+                }
+            });
+            each.chain([true]).collect()
+        };
+        let shapes = all_shapes.first(question).iter();
+        shapes.enumerate().map(of_shape).collect()
+    }
+
+    /// Tries the children under one schedule that may fit. Where it divides backward passes, their memory is asked for
+    /// when a bound does not rule them out.
+    pub(super) fn under(
+        &mut self,
+        (name, occupancies): (ScheduleName, &'a [Vec<Occupancy>]),
+        fits: &Fits,
+        outcome: &mut Outcome<'a>,
+    ) -> ControlFlow<()> {
+        let (question, unit) = (self.question, self.unit);
+        let mut schedule = Scheduled {
+            name,
+            occupancies,
+            simulated: None,
+        };
+        let splits = splits(question, unit, self.shapes, fits, name);
+        let children = |fits: Option<&Fits>, from: (&[Shape], Range<usize>), limit| {
+            let schedule = (name, occupancies);
+            children(question, unit, schedule, &splits, fits, from, limit)
+        };
+        let shapes = self.shapes;
+        let held = |all| shapes.held_under(question, name, all);
+        let first = (shapes.first(question), 0..1);
+        let (tried, left_s) = children(Some(fits), first.clone(), self.beaten(outcome));
+        self.left_s = self.left_s.min(left_s);
+        if !tried.is_empty() {
+            self.run(&mut schedule, held(false), &splits, tried, outcome)?;
+        }
+        let beaten = self.beaten(outcome);
+        // Where the first choice cannot win no other can.
+        let (open, left_s) = children(None, first, beaten);
+        let open = !open.is_empty();
+        let choices = question.choices.len();
+        if choices > 1 {
+            self.left_s = self.left_s.min(left_s);
+        }
+        if open && choices > 1 {
+            let others = (shapes.all(question), 1..choices);
+            let (tried, left_s) = children(Some(fits), others, beaten);
+            self.left_s = self.left_s.min(left_s);
+            if !tried.is_empty() {
+                self.run(&mut schedule, held(true), &splits, tried, outcome)?;
+            }
+            if question.by_layer.is_some() {
+                let shapes = held(true);
+                let by_layer = (shapes, choices..choices + 1);
+                let (tried, left_s) = children(Some(fits), by_layer, self.beaten(outcome));
+                self.left_s = self.left_s.min(left_s);
+                self.run(&mut schedule, shapes, &splits, tried, outcome)?;
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Tries children in the order of their bounds. Where the layers of one have no room as they are split, another split
+    /// is looked for that has it.
+    fn run(
+        &mut self,
+        schedule: &mut Scheduled<'a>,
+        shapes: &'a [Shape],
+        splits: &[Vec<StageSplit>],
+        children: Vec<Child>,
+        outcome: &mut Outcome<'a>,
+    ) -> ControlFlow<()> {
+        let (question, unit) = (self.question, self.unit);
+        let by_time = question.options.objective != Objective::Memory;
+        // A rank of several stages may hold them in more ways than are gone through.
+        let may_move = by_time
+            && unit.layout.stages() > 1
+            && unit.layout.vpp() == 1
+            && question.options.stages.is_none()
+            && question.splits.is_empty();
+        let mut moved = BTreeSet::new();
+        for child in children {
+            let beaten = self.beaten(outcome);
+            let is_beaten = by_time && child.bound_s >= beaten;
+            if is_beaten || may_move {
+                // A split that has room where there is less of it takes about as long.
+                self.left_s = self.left_s.min(child.bound_s);
+            }
+            if is_beaten {
+                break;
+            }
+            self.looks.begin()?;
+            let (shape, split) = (&shapes[child.shape], &splits[child.shape][child.split]);
+            let case = unit.case(question, shape, schedule.name);
+            let place = (schedule.name, child.shape, child.choice);
+            let by_layer = child.choice == question.choices.len();
+            let sets = if by_layer {
+                split.by_layer(case, schedule.occupancies)
+            } else {
+                Some(question.choices[child.choice].clone())
+            };
+            let has_room = sets.is_some_and(|sets| {
+                self.one(
+                    (&mut *schedule, shape),
+                    place,
+                    Cow::Borrowed(split),
+                    sets,
+                    outcome,
+                )
+            });
+            if !has_room {
+                self.state.entry(place).or_insert(false);
+            }
+            if !may_move || (has_room && !by_layer) || !moved.insert(place) {
+                continue;
+            }
+            let each: Vec<Sets> = match question.choices.get(child.choice) {
+                Some(sets) => vec![sets.clone()],
+                None if question.by_layer == Some(ByLayer::Block) => split.firsts(question),
+                None => Vec::new(),
+            };
+            let Some(room) = Room::new(case, schedule.occupancies, question.capacity()) else {
+                continue;
+            };
+            for sets in each {
+                self.looks.begin()?;
+                let beaten = self.beaten(outcome);
+                // Those that follow take longer.
+                let endless = &Most::default();
+                if by_layer && stages::least_s(case, &sets, endless, beaten) >= beaten {
+                    break;
+                }
+                let room = (&room, schedule.occupancies);
+                if let Some(split) = stages::split_with_room(case, &sets, room, beaten) {
+                    self.one(
+                        (&mut *schedule, shape),
+                        place,
+                        Cow::Owned(split),
+                        sets,
+                        outcome,
+                    );
+                }
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Tries a split under some recompute sets. False where it has no room.
+    fn one(
+        &mut self,
+        (schedule, shape): (&mut Scheduled<'a>, &'a Shape),
+        place: (ScheduleName, usize, usize),
+        split: Cow<'_, StageSplit>,
+        sets: Sets,
+        outcome: &mut Outcome<'a>,
+    ) -> bool {
+        let (question, unit) = (self.question, self.unit);
+        let objective = question.options.objective;
+        let by_time = objective != Objective::Memory;
+        let capacity = question.capacity();
+        let layout = unit.layout;
+        let case = unit.case(question, shape, schedule.name);
+        let beaten = self.beaten(outcome);
+        // What a choice by layer is comes after its bound was asked for.
+        if matches!(sets, Sets::First { .. }) && by_time {
+            let bound_s = split.bound(case, &sets).seconds().0;
+            if bound_s >= beaten {
+                self.left_s = self.left_s.min(bound_s);
+                return true;
+            }
+        }
+        let memory = split.memory(case, &sets, schedule.occupancies);
+        let peak = peak(&memory);
+        debug_assert!(
+            Room::new(case, schedule.occupancies, peak)
+                .is_none_or(|room| room.may_hold(Of::Choice(&sets))),
+            "{layout:?} {place:?} has no room for {peak:?}"
+        );
+        let on_host = split.on_host(case, &sets, schedule.occupancies);
+        if peak > capacity || !question.host_holds(peak, on_host) {
+            return false;
+        }
+        if !by_time && peak.gib() >= beaten {
+            return true;
+        }
+        self.state.insert(place, true);
+        let times = split.times(case, &sets);
+        let name = schedule.name;
+        let simulated = schedule
+            .simulated
+            .get_or_insert_with(|| unit.schedules.simulated(layout, name));
+        let step_s = simulated.simulator().run(&times).total.seconds().0;
+        let found = Found {
+            unit,
+            question: self.number,
+            schedule: name,
+            occupancies: schedule.occupancies,
+            shape,
+            split: split.into_owned(),
+            sets,
+            step_s,
+            peak,
+        };
+        outcome.feasible.push(found.candidate(question));
+        let slower = if found.score(objective) < beaten {
+            outcome.best.replace(found)
+        } else {
+            Some(found)
+        };
+        if let Some(slower) = slower {
+            self.left_s = self.left_s.min(slower.step_s);
+        }
+        true
+    }
+}
