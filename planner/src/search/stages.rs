@@ -379,7 +379,7 @@ mod tests {
             flops_per_cycle: 32,
         };
         let overlaps = ["none", "expert-alltoall"];
-        for overlap in overlaps.map(|words| words.parse::<Overlap>()) {
+        for overlap in overlaps.map(str::parse::<Overlap>) {
             let options = SearchOptions {
                 overlap: Some(overlap.expect("words")),
                 precision: moefold_profiles::Precision::Fp32,

@@ -349,12 +349,10 @@ impl Waiting {
     /// The same where so much was waited in all.
     fn scaled_to(self, all: Wait) -> Self {
         let line_s = self.each_s * all.times as f64 + self.share * all.apart_s;
-        let by = all.waited_s / line_s;
-        let by = if by.is_finite() { by } else { 0.0 };
-        Self {
-            each_s: self.each_s * by,
-            share: self.share * by,
-        }
+        let scaled = [self.each_s, self.share].map(|part| part * (all.waited_s / line_s));
+        // Nothing is divided by nothing where nobody waited.
+        let [each_s, share] = scaled.map(|part| if part.is_finite() { part } else { 0.0 });
+        Self { each_s, share }
     }
 }
 

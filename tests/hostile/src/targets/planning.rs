@@ -61,10 +61,10 @@ pub(super) const TARGETS: [Target; 21] = [
                 let cost = match key {
                     Key::Op(op) => costs.op(&op),
                     Key::Collective(collective) => {
-                        let waited = costs.waiting(&collective);
+                        let waited_s = costs.waiting(&collective).after(1.0);
                         assert!(
-                            waited.is_finite() && waited >= 0.0,
-                            "a share of {waited} waited"
+                            waited_s.is_finite() && waited_s >= 0.0,
+                            "{waited_s} s waited after one"
                         );
                         costs.collective(&collective)
                     }
