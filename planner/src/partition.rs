@@ -73,53 +73,131 @@ pub fn within(
     Some(held_by(&line.least_heaviest_stage(cap, more)?))
 }
 
-/// Of all [such](within) cuts, the least time that 1F1B takes for so many microbatches, in the unit of the weights, of which
-/// `forward` are those of forward passes alone; no more than it takes, and all of it where stages weigh the same and messages take no
-/// time. `None` where no cut takes so little as `cap`.
-///
-/// Between two ranks a message takes `hop` and the compute of its sender stands still for it, or not: then it takes that long
-/// to arrive.
+/// A step under 1F1B, of which each rank has one stage.
 ///
 /// A rank `w` before the last one runs `w` forward passes before its first backward pass waits for the stages behind it, `a`
 /// for one microbatch, and as many backward passes after its last forward pass, while that one's microbatch is behind it. So
 /// with microbatches `m` of `f` and `b` it takes `m (f + b) + max(0, a - w f) + max(0, a - w b)` from what a microbatch takes
 /// to reach it until it has to go back. Where there are not more than `w + 1` of them, it waits once, beside `m - 1` passes.
-pub fn least_of_1f1b(
-    weights: &Weights,
-    forward: &Weights,
-    (hop, beside): (u64, bool),
-    (stages, microbatches): (u32, u32),
-    cap: u64,
-    more: impl Fn(usize, Range<usize>) -> Option<u64>,
-) -> Option<u64> {
-    let line = Line::new(weights, stages as usize)?;
-    let forward = Line::new(forward, stages as usize)?;
-    let all = line.all();
-    let over = |stage: usize, from: usize, to: usize| {
-        let more = more(stage, from..to)?;
-        let own = line.weight(stage, from, to);
-        let first = if stage == 0 { 0 } else { line.first };
-        let before = line.before[from].saturating_add(first);
-        let behind = all.saturating_sub(before).saturating_sub(own);
-        let warm_up = u64::from(stages) - 1 - stage as u64;
+/// That is no more than a step takes, and all of it where stages weigh the same and messages take no time.
+#[derive(Debug, Clone, Copy)]
+pub struct OneFOneB<'w> {
+    /// What both passes weigh.
+    pub both: Weights<'w>,
+    /// Forward passes alone.
+    pub forward: Weights<'w>,
+    /// A message between two ranks, in the unit of weights.
+    pub hop: u64,
+    /// Whether messages travel beside compute; if not, that of the sender stands still.
+    pub beside: bool,
+    /// Stages, one a rank.
+    pub stages: u32,
+    /// Microbatches of the step.
+    pub microbatches: u32,
+}
+
+impl OneFOneB<'_> {
+    /// The least time over all [cuts](within), in the unit of the weights. `None` where no cut takes so little as `cap`.
+    pub fn least(
+        &self,
+        cap: u64,
+        more: impl Fn(usize, Range<usize>) -> Option<u64>,
+    ) -> Option<u64> {
+        let lines = self.lines()?;
+        let rank = |stage, from, to| self.rank(&lines, stage, from..to, &more);
+        let (least, _) = lines[0].best(cap, rank, |last, own| last.max(u128::from(own)))?;
+        Some(u64::try_from(least).unwrap_or(u64::MAX))
+    }
+
+    /// All [cuts](within) that may take no more than `cap`. `None` where these are more than `most`.
+    pub fn cuts(
+        &self,
+        cap: u64,
+        more: impl Fn(usize, Range<usize>) -> Option<u64>,
+        most: usize,
+    ) -> Option<Vec<Vec<Vec<u32>>>> {
+        let Some(lines) = self.lines() else {
+            return Some(Vec::new());
+        };
+        let (line, layers) = (&lines[0], lines[0].layers());
+        // By stage and where it begins: where it may end.
+        let mut ends = vec![vec![Vec::new(); layers + 1]; line.stages];
+        for stage in (0..line.stages).rev() {
+            let is_last = stage + 1 == line.stages;
+            for from in 0..=layers {
+                for to in from + line.needs(stage)..=layers {
+                    let weight = self.rank(&lines, stage, from..to, &more);
+                    let Some([_, own]) = weight.filter(|[floor, _]| *floor <= cap) else {
+                        break;
+                    };
+                    let goes_on = if is_last {
+                        to == layers
+                    } else {
+                        !ends[stage + 1][to].is_empty()
+                    };
+                    if goes_on && own <= cap {
+                        ends[stage][from].push(to);
+                    }
+                }
+            }
+        }
+        let mut found = Vec::new();
+        let mut open = vec![vec![0]];
+        while let Some(cut) = open.pop() {
+            let stage = cut.len() - 1;
+            if stage == line.stages {
+                if found.len() == most {
+                    return None;
+                }
+                found.push(held_by(&cut));
+                continue;
+            }
+            open.extend(ends[stage][cut[stage]].iter().map(|&to| {
+                let mut longer = cut.clone();
+                longer.push(to);
+                longer
+            }));
+        }
+        Some(found)
+    }
+
+    fn lines(&self) -> Option<[Line; 2]> {
+        let line = |weights| Line::new(weights, self.stages as usize);
+        Some([line(&self.both)?, line(&self.forward)?])
+    }
+
+    /// Until a rank of some layers has done its work, without and with what it weighs besides; none where it may not hold them.
+    fn rank(
+        &self,
+        [both, forward]: &[Line; 2],
+        stage: usize,
+        layers: Range<usize>,
+        more: &impl Fn(usize, Range<usize>) -> Option<u64>,
+    ) -> Option<[u64; 2]> {
+        let more = more(stage, layers.clone())?;
+        let microbatches = u64::from(self.microbatches);
+        let own = both.weight(stage, layers.start, layers.end);
+        let first = if stage == 0 { 0 } else { both.first };
+        let before = both.before[layers.start].saturating_add(first);
+        let behind = both.all().saturating_sub(before).saturating_sub(own);
+        let warm_up = u64::from(self.stages) - 1 - stage as u64;
         // Messages that a rank sends with each microbatch, forward and backward, and those of the ranks before and behind it.
         let sends = [warm_up.min(1), (stage as u64).min(1)];
         let [of_before, of_behind] = [stage as u64, warm_up].map(|ranks| 2 * ranks);
-        let own_hops = if beside { [0; 2] } else { sends };
-        let hops = |count: u64| hop.saturating_mul(count);
+        let own_hops = if self.beside { [0; 2] } else { sends };
+        let hops = |count: u64| self.hop.saturating_mul(count);
         let before = before.saturating_add(hops(of_before - own_hops[1]));
         let behind = behind.saturating_add(hops(of_behind - own_hops[0]));
         let own = own.saturating_add(hops(own_hops[0] + own_hops[1]));
+        let forward = forward.weight(stage, layers.start, layers.end);
+        let forward = forward.saturating_add(hops(own_hops[0])).min(own);
+        let passes_beside = warm_up.min(microbatches - 1);
         let done = |more: u64| {
             let both = own.saturating_add(more);
-            let done = both.saturating_mul(microbatches.into());
-            let done = done.saturating_add(before);
-            let forward = forward.weight(stage, from, to);
-            let forward = forward.saturating_add(hops(own_hops[0])).min(both);
-            let waits_beside = warm_up.min(u64::from(microbatches) - 1);
-            let idle = |pass: u64| behind.saturating_sub(waits_beside.saturating_mul(pass));
+            let done = both.saturating_mul(microbatches).saturating_add(before);
+            let idle = |pass: u64| behind.saturating_sub(passes_beside.saturating_mul(pass));
             let idle = [forward, both - forward].map(idle);
-            let idle = if warm_up + 1 < u64::from(microbatches) {
+            let idle = if warm_up + 1 < microbatches {
                 idle[0].saturating_add(idle[1])
             } else {
                 idle[0].max(idle[1])
@@ -127,9 +205,7 @@ pub fn least_of_1f1b(
             done.saturating_add(idle)
         };
         Some([done(0), done(more)])
-    };
-    let (least, _) = line.best(cap, over, |last, own| last.max(u128::from(own)))?;
-    Some(u64::try_from(least).unwrap_or(u64::MAX))
+    }
 }
 
 /// Equal stages, as Megatron-Core cuts without further flags: `None` unless the layers divide.
@@ -155,10 +231,7 @@ pub fn proportional(weights: &Weights, stages: u32) -> Option<Vec<Vec<u32>>> {
 /// follow each other; layers between move on. The last alone may be left without any.
 pub fn moves(stages: &[Vec<u32>]) -> Vec<Vec<Vec<u32>>> {
     let last = stages.len().saturating_sub(1);
-    let mut cuts = vec![0];
-    for stage in stages {
-        cuts.push(cuts[cuts.len() - 1] + stage.len());
-    }
+    let cuts = positions(stages);
     let mut moved = Vec::new();
     for source in (0..=last).filter(|&stage| stages[stage].len() > usize::from(stage != last)) {
         let is_near = |&target: &usize| {
@@ -175,6 +248,15 @@ pub fn moves(stages: &[Vec<u32>]) -> Vec<Vec<Vec<u32>>> {
         }
     }
     moved
+}
+
+/// Where stages begin, and where the last ends.
+fn positions(stages: &[Vec<u32>]) -> Vec<usize> {
+    let mut positions = vec![0];
+    for stage in stages {
+        positions.push(positions[positions.len() - 1] + stage.len());
+    }
+    positions
 }
 
 /// The layers between cuts.

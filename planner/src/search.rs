@@ -19,6 +19,7 @@ mod cuts;
 mod explain;
 mod floor;
 mod front;
+mod least;
 mod longest;
 mod mix;
 mod offload;
@@ -34,6 +35,8 @@ mod stages;
 mod survey;
 #[cfg(test)]
 mod tests;
+mod trial;
+mod unit;
 mod unsearched;
 mod visit;
 mod walk;
@@ -71,6 +74,7 @@ pub use unsearched::unsearched;
 use around::around;
 use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
+use least::open_splits;
 use predict::Priced;
 use recompute::Sets;
 use request::{check_request, nearest};
@@ -82,7 +86,8 @@ pub use watch::{Aim, Phase, Progress, Watch};
 
 use watch::{Looks, aimed};
 
-use visit::{BATCH, Found, Outcome, Tally, Unit, split_bound_s, visit};
+use unit::{Found, Outcome, Tally, Unit};
+use visit::{BATCH, gap_of, split_bound_s, visit};
 
 /// The plans found, best first, and how the search went.
 #[derive(Debug, Clone, PartialEq)]
@@ -114,7 +119,7 @@ pub fn plan(
 /// between stages.
 pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
     plan_priced(asked, f64::INFINITY, &[])
-        .map(|found| answered(asked, around(asked, found, &plan_priced)))
+        .map(|found| answered(asked, around(asked, found, (&plan_priced, &splits_below))))
         .map_err(|mut error| {
             if let PlanError::Infeasible { least, .. } = &mut error
                 && asked.cluster.gpu.memory_gib < ENDLESS_GIB
@@ -244,8 +249,7 @@ fn plan_priced(
     let inside_domain = (!experts_inside_domain(&questions[0], best.unit.layout))
         .then(|| inside_domain(&questions, &units, watch))
         .flatten();
-    // Of splits that are given nobody asks what others gain.
-    let of_layout = splits.is_empty().then(|| best.gap(&questions)).flatten();
+    let of_layout = gap_of(best, &questions);
     let mut gap = of_layout.unwrap_or(0.0);
     if let Some(left) = unseen {
         gap = gap.max(1.0 - left.floor / best.score(options.objective));
@@ -276,6 +280,32 @@ fn plan_priced(
         known.front(&mut questions, &units, best, (feasible, steps), watch);
     }
     Ok((priced, search))
+}
+
+/// All splits of the layouts that are asked for which may take less than so many seconds; none where these are many, or
+/// cannot be told.
+fn splits_below(asked: &Asked<'_>, below_s: f64) -> Option<Vec<Vec<Vec<u32>>>> {
+    let Asked {
+        model,
+        cluster,
+        gpus,
+        options,
+        watch,
+        ..
+    } = *asked;
+    let costs = &*prices(asked.costs, options, (cluster, gpus));
+    let rules = Rules::of(model, options);
+    let variants = offload::variants(asked);
+    let questions = questions(&Asked { costs, ..*asked }, &rules, &variants).ok()?;
+    let layouts = candidates(&questions, gpus, &rules, watch).ok()?.layouts;
+    let shapes = shapes(&layouts, questions.len());
+    let schedules = Schedules::new(&questions[0], &layouts, watch)?;
+    let units = units(&questions, &layouts, &shapes, &schedules, watch).ok()?;
+    let mut open = BTreeSet::new();
+    for unit in &units {
+        open.append(&mut open_splits(&questions, unit, (below_s, SPLITS))?);
+    }
+    (open.len() <= SPLITS).then(|| open.into_iter().collect())
 }
 
 /// Candidates that were found, priced in full.
@@ -414,6 +444,9 @@ struct Refusal {
     /// A sentence about the first.
     example: String,
 }
+
+/// Splits of a layout that may take less than the best, and are tried one by one, at most.
+const SPLITS: usize = 1000;
 
 /// Tuples that are judged between two looks at the watch.
 const JUDGED: usize = 1 << 16;

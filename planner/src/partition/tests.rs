@@ -84,12 +84,27 @@ fn oracle_heaviest_stage_is_least() {
     }
 }
 
+/// A step whose stages weigh so much each.
+fn simulated(step: &OneFOneB<'_>, cuts: &[usize], each: &[u64]) -> u64 {
+    let line = Line::new(&step.forward, step.stages as usize).expect("enough layers");
+    let cuts = cuts.windows(2).enumerate();
+    let forward = cuts.map(|(stage, cut)| Span(line.weight(stage, cut[0], cut[1])));
+    let forward: Vec<Span> = forward.collect();
+    let passes = forward.iter().zip(each);
+    let backward = passes.map(|(forward, &both)| Span(both) - *forward);
+    let mut times = StageTimes::new(step.stages, forward.clone(), backward.collect());
+    times.hop = vec![Span(step.hop); step.stages as usize - 1];
+    times.hop_overlapped = step.beside;
+    let name = ScheduleName::of(step.stages, 1);
+    let schedule = Schedule::new(name, step.stages, 1, step.microbatches);
+    simulate(&schedule, &times).total.0
+}
+
 /// Where stages may hold so many layers at most, and their first layers weigh more than those behind.
 #[test]
 fn oracle_of_what_stages_may_hold_the_best_is_found() {
     let mut random = SplitMix64::new(11);
-    let (mut found, mut none) = (0, 0);
-    let (mut reached, mut off) = (0, 0.0);
+    let (mut found, mut none, mut reached, mut off, mut tried) = (0, 0, 0, 0.0, 0);
     for case in 0..400 {
         let num_layers = 2 + random.below(8) as usize;
         let stages = 1 + random.below(num_layers.min(5) as u64) as usize;
@@ -109,7 +124,6 @@ fn oracle_of_what_stages_may_hold_the_best_is_found() {
             let is_there = of.len() <= most[stage];
             is_there.then(|| of.take(first).map(|layer| again[layer]).sum())
         };
-        let microbatches = 1 + random.below(16) as u32;
         let forwards: Vec<u64> = layers.iter().map(|both| random.below(both + 1)).collect();
         let forward = Weights {
             layers: &forwards,
@@ -118,29 +132,25 @@ fn oracle_of_what_stages_may_hold_the_best_is_found() {
             ..weights
         };
         let line = Line::new(&weights, stages).expect("enough layers");
-        let forward_line = Line::new(&forward, stages).expect("enough layers");
-        let hop = (random.below(4), case % 3 == 0);
-        let simulated = |cuts: &[usize], each: &[u64]| {
-            let cuts = cuts.windows(2).enumerate();
-            let forward = cuts.map(|(stage, cut)| forward_line.weight(stage, cut[0], cut[1]));
-            let forward: Vec<Span> = forward.map(Span).collect();
-            let passes = forward.iter().zip(each);
-            let backward = passes.map(|(forward, &both)| Span(both) - *forward);
-            let mut times = StageTimes::new(stages as u32, forward.clone(), backward.collect());
-            times.hop = vec![Span(hop.0); stages - 1];
-            times.hop_overlapped = hop.1;
-            let name = ScheduleName::of(stages as u32, 1);
-            let schedule = Schedule::new(name, stages as u32, 1, microbatches);
-            simulate(&schedule, &times).total.0
+        let one_f_one_b = OneFOneB {
+            both: weights,
+            forward,
+            hop: random.below(4),
+            beside: case % 3 == 0,
+            stages: stages as u32,
+            microbatches: 1 + random.below(16) as u32,
+        };
+        let simulated = |cuts: &[usize], each: &[u64]| simulated(&one_f_one_b, cuts, each);
+        let weigh = |cuts: &[usize]| -> Option<Vec<u64>> {
+            let each = cuts.windows(2).enumerate();
+            each.map(|(stage, cut)| {
+                Some(line.weight(stage, cut[0], cut[1]) + more(stage, cut[0]..cut[1])?)
+            })
+            .collect()
         };
         // Of each cut: its heaviest stage, the sum of squares, and its step.
         let all = cuts_of(&line).into_iter().filter_map(|cuts| {
-            let each: Option<Vec<u64>> = (cuts.windows(2).enumerate())
-                .map(|(stage, cut)| {
-                    Some(line.weight(stage, cut[0], cut[1]) + more(stage, cut[0]..cut[1])?)
-                })
-                .collect();
-            let each = each?;
+            let each = weigh(&cuts)?;
             let squares: u64 = each.iter().map(|own| own * own).sum();
             Some((
                 each.iter().copied().max()?,
@@ -153,10 +163,20 @@ fn oracle_of_what_stages_may_hold_the_best_is_found() {
             .iter()
             .map(|&(heaviest, squares, _)| (heaviest, squares));
         let step = all.iter().map(|&(.., step)| step).min();
-        let least = |cap: u64| {
-            let of = (stages as u32, microbatches);
-            least_of_1f1b(&weights, &forward, hop, of, cap, more)
-        };
+        let least = |cap: u64| one_f_one_b.least(cap, more);
+        // Cuts that may take so little are all that do, and no other takes less than one does at least.
+        let cap = step.unwrap_or(1) + case % 7;
+        let open = one_f_one_b.cuts(cap, more, usize::MAX).expect("endless");
+        let open: Vec<Vec<usize>> = open.iter().map(|stages| positions(stages)).collect();
+        let fast = cuts_of(&line)
+            .into_iter()
+            .filter(|cuts| weigh(cuts).is_some_and(|each| simulated(cuts, &each) <= cap));
+        let missed: Vec<Vec<usize>> = fast.filter(|cuts| !open.contains(cuts)).collect();
+        assert!(missed.is_empty(), "case {case}: {missed:?}");
+        if let Some(fewer) = open.len().checked_sub(1) {
+            assert_eq!(one_f_one_b.cuts(cap, more, fewer), None, "case {case}");
+        }
+        tried += open.len();
         let own = least(u64::MAX);
         assert_eq!(own.is_some(), step.is_some(), "case {case}");
         if let (Some(own), Some(step)) = (own, step) {
@@ -185,6 +205,7 @@ fn oracle_of_what_stages_may_hold_the_best_is_found() {
     assert!(found > 100 && none > 50, "{found} found, {none} without");
     let off = off / f64::from(found);
     assert!(reached > 100 && off < 0.05, "{reached} reached, {off} off");
+    assert!(tried > 500, "{tried} tried");
 }
 
 #[test]

@@ -15,6 +15,9 @@ use crate::partition;
 type Search =
     dyn Fn(&Asked<'_>, f64, &[Vec<Vec<u32>>]) -> Result<(Vec<Priced>, SearchRecord), PlanError>;
 
+/// All splits of the layouts that are asked for which may take less than something; none where these are many.
+type Open = dyn Fn(&Asked<'_>, f64) -> Option<Vec<Vec<Vec<u32>>>>;
+
 /// How often a layer is moved at most.
 const MOVES: usize = 8;
 /// How many splits two moves away are tried at most.
@@ -26,7 +29,7 @@ const PAIRS: usize = 256;
 pub(super) fn around(
     asked: &Asked<'_>,
     (mut plans, mut search): (Vec<Priced>, SearchRecord),
-    plan: &Search,
+    (plan, open): (&Search, &Open),
 ) -> (Vec<Priced>, SearchRecord) {
     if search.unseen.is_some() {
         return (plans, search);
@@ -48,7 +51,7 @@ pub(super) fn around(
         // Nothing is known of what was not tried.
         search.gap = 1.0;
     } else {
-        stages(&all, plan, &mut plans[0], &mut search);
+        stages(&all, (plan, open), &mut plans[0], &mut search);
     }
     if stopped.into_inner() {
         (search.unseen, search.optimal) = (Some(0), false);
@@ -77,10 +80,15 @@ fn degrees(asked: &Asked<'_>, plan: &Search, plans: &mut Vec<Priced>, search: &m
     plans.insert(0, found);
 }
 
-/// Moves layers of a plan between stages, one at a time or where that does not help two, as long as its step gets shorter. Splits are balanced by what
-/// ranks are sure to take ([`crate::partition`]); what messages and the ends of a step add is known when they are
-/// simulated.
-fn stages(asked: &Asked<'_>, plan: &Search, best: &mut Priced, search: &mut SearchRecord) {
+/// Moves layers of a plan between stages, one at a time or where that does not help two, as long as its step gets shorter. Splits
+/// are balanced by what ranks are sure to take ([`crate::partition`]); what messages and the ends of a step add is known when they
+/// are simulated. Then all splits are tried that may take less still, where these are few, and nothing is left to gain.
+fn stages(
+    asked: &Asked<'_>,
+    (plan, open): (&Search, &Open),
+    best: &mut Priced,
+    search: &mut SearchRecord,
+) {
     let options = asked.options;
     let given = options.stages.is_some() || options.objective == Objective::Memory;
     if given || search.optimal {
@@ -111,6 +119,23 @@ fn stages(asked: &Asked<'_>, plan: &Search, best: &mut Priced, search: &mut Sear
             Some((found, _)) => *best = found,
             None => break,
         }
+    }
+    let pinned = &SearchOptions {
+        pins,
+        ..options.clone()
+    };
+    let of_layout = &Asked {
+        options: pinned,
+        ..*asked
+    };
+    if let Some(splits) = open(of_layout, step_s(best)) {
+        if !splits.is_empty()
+            && let Some((found, _)) = priced(asked, plan, step_s(best), pins, &splits)
+        {
+            *best = found;
+        }
+        (search.optimal, search.gap) = (true, 0.0);
+        return;
     }
     if step_s(best) < before_s {
         // What no split takes less than is the same.

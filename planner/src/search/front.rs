@@ -10,7 +10,8 @@ use rayon::prelude::*;
 
 use super::floor::{Weights, held};
 use super::shape::Question;
-use super::visit::{BATCH, Found, Outcome, Unit, visit};
+use super::unit::{Found, Outcome, Unit};
+use super::visit::{BATCH, visit};
 use super::watch::{Aim, Looks, Phase, Watch, aimed};
 use crate::answer::Candidate;
 use crate::choice::Objective;
@@ -71,7 +72,7 @@ impl<'a> Known<'a> {
         let floors: Vec<Bytes> = each
             .map(|unit| held(&questions[0], unit.layout, &mut weights))
             .collect();
-        let mut peak_gib = fastest.peak().gib();
+        let mut peak_gib = fastest.peak.gib();
         for _ in 0..steps {
             let room = Bytes((peak_gib * (1.0 - LESS) * GIB as f64) as u64);
             for question in &mut *questions {
@@ -81,7 +82,7 @@ impl<'a> Known<'a> {
                 break;
             };
             let best = self.0[place].best.as_ref().expect("it was found");
-            peak_gib = best.peak().gib();
+            peak_gib = best.peak.gib();
             let point = best.candidate(&questions[best.question]);
             if !known.contains(&point) {
                 known.push(point);
@@ -99,7 +100,7 @@ impl<'a> Known<'a> {
         watch: &Watch<'_>,
     ) -> Option<usize> {
         for (one, floor) in self.0.iter_mut().zip(floors) {
-            one.best = one.best.take().filter(|best| best.peak() <= room);
+            one.best = one.best.take().filter(|best| best.peak <= room);
             if *floor > room {
                 // What it holds at least does not fit, nor will it.
                 one.left_s = f64::INFINITY;

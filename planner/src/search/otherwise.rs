@@ -4,7 +4,7 @@
 use super::candidate::{Case, StageSplit};
 use super::predict::{self, Choice};
 use super::shape::{Assumption, Question, Shape};
-use super::visit::Found;
+use super::unit::Found;
 use crate::plan::{Outcome, PlannedRouting};
 use crate::simulate::Simulator;
 

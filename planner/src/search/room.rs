@@ -363,7 +363,7 @@ mod tests {
     use crate::search::candidate::StageSplit;
     use crate::search::shape::Shape;
     use crate::search::tests::cuts;
-    use crate::search::visit::peak;
+    use crate::search::unit::peak;
     use crate::search::watch::unwatched;
     use crate::search::{Asked, candidates, question};
     use crate::stack::megatron::Declared;

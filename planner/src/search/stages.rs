@@ -10,7 +10,7 @@ use super::recompute::Sets;
 use super::room::{Most, Of, Room};
 use super::shape::Kind;
 use crate::memory::Occupancy;
-use crate::partition::{self, Weights};
+use crate::partition::{self, OneFOneB, Weights};
 
 /// What stages weigh under some recompute sets beside the least of their layers: first layers that compute more again than
 /// those behind. Nothing that a rank may not hold has a weight.
@@ -138,6 +138,9 @@ fn least_of_ranks_s(case: Case<'_>, sets: &Sets, (again, again_s): (f64, f64), m
 /// Seconds that no split of a layout takes less than under some recompute sets where ranks may hold so many layers at most; or
 /// `within_s`, where that is less.
 pub(crate) fn least_s(case: Case<'_>, sets: &Sets, most: &Most, within_s: f64) -> f64 {
+    if let Sets::First { layers, set } = *sets {
+        return least_of_block_s(case, (layers, set), most, within_s);
+    }
     let Case {
         question,
         layout,
@@ -159,7 +162,7 @@ pub(crate) fn least_s(case: Case<'_>, sets: &Sets, most: &Most, within_s: f64) -
 /// The same where `layers` at the beginning of each stage take some set and the others the first; or `within_s`, where
 /// that is less. A rank of more layers than take so long by themselves takes longer, and of one that has no more, no less
 /// than so great a share of its layers is computed again.
-pub(crate) fn least_of_block_s(
+fn least_of_block_s(
     case: Case<'_>,
     (layers, set): (u32, usize),
     most: &Most,
@@ -195,40 +198,71 @@ pub(crate) fn least_of_block_s(
 /// Seconds that no cut into stages takes less than, whatever else a step has than its layers; or `within_s`, where that is
 /// less.
 fn least_of_cuts_s(case: Case<'_>, sets: &Sets, most: &Most, within_s: f64) -> f64 {
+    of_cuts(case, sets, within_s, |step, cap, rounded| {
+        let least = step.least(cap, more(case, sets, most));
+        least.map_or(within_s, |least| {
+            let least_s = Span(least.saturating_sub(rounded)).seconds().0;
+            least_s.min(within_s)
+        })
+    })
+}
+
+/// All cuts into stages that may take less than `below_s` under some recompute sets where ranks may hold so many layers at most.
+/// None where these are more than `limit`, or cannot be told.
+pub(crate) fn open_cuts(
+    case: Case<'_>,
+    sets: &Sets,
+    most: &Most,
+    (below_s, limit): (f64, usize),
+) -> Option<Vec<Vec<Vec<u32>>>> {
+    if least_s(case, sets, most, below_s) >= below_s {
+        return Some(Vec::new());
+    }
+    if !stages_add_up(case) {
+        return None;
+    }
+    of_cuts(case, sets, below_s, |step, cap, _| {
+        step.cuts(cap, more(case, sets, most), limit)
+    })
+}
+
+/// Does something with the layers of a case as they are cut, with how much stages may weigh that take so long, and with how much
+/// of that is rounded.
+fn of_cuts<T>(
+    case: Case<'_>,
+    sets: &Sets,
+    within_s: f64,
+    with: impl FnOnce(OneFOneB<'_>, u64, u64) -> T,
+) -> T {
+    let Case {
+        question,
+        layout,
+        shape,
+        ..
+    } = case;
     let layers = layer_weights(case, sets);
-    let forward: Vec<u64> = {
-        let kinds = case.question.kind_of.iter();
-        kinds
-            .map(|&kind| nanoseconds(case.shape.kinds[kind].forward_s))
-            .collect()
+    let kinds = question.kind_of.iter().map(|&kind| &shape.kinds[kind]);
+    let forward: Vec<u64> = kinds.map(|kind| nanoseconds(kind.forward_s)).collect();
+    let both = weights(case, &layers, sets);
+    let message = message(case).map_or(0.0, |message| question.costs.collective(&message).time.0);
+    let step = OneFOneB {
+        both,
+        forward: Weights {
+            layers: &forward,
+            first: nanoseconds(shape.embedding.forward_s),
+            last: nanoseconds(shape.head.forward_s),
+            ..both
+        },
+        hop: nanoseconds(message),
+        beside: question.stack.sends_beside(question.overlap, layout.vpp()),
+        stages: layout.stages(),
+        microbatches: layout.microbatches(),
     };
-    let weights = weights(case, &layers, sets);
-    let forward = Weights {
-        layers: &forward,
-        first: nanoseconds(case.shape.embedding.forward_s),
-        last: nanoseconds(case.shape.head.forward_s),
-        ..weights
-    };
-    let (stages, microbatches) = (case.layout.stages(), case.layout.microbatches());
     // Layers and ends are rounded to nanoseconds each, stages as a whole: by one at most in each pass through them.
-    let passes = 3 + u64::from(microbatches) + 2 * u64::from(stages);
+    let passes = 3 + u64::from(step.microbatches) + 2 * u64::from(step.stages);
     let rounded = (2 * layers.len() as u64 + 2).saturating_mul(passes);
     let cap = nanoseconds(within_s).saturating_add(rounded);
-    let more = more(case, sets, most);
-    let message = message(case).map_or(0.0, |message| {
-        case.question.costs.collective(&message).time.0
-    });
-    let stack = &case.question.stack;
-    let hop = (
-        nanoseconds(message),
-        stack.sends_beside(case.question.overlap, 1),
-    );
-    let of = (stages, microbatches);
-    let least = partition::least_of_1f1b(&weights, &forward, hop, of, cap, more);
-    least.map_or(within_s, |least| {
-        let least_s = Span(least.saturating_sub(rounded)).seconds().0;
-        least_s.min(within_s)
-    })
+    with(step, cap, rounded)
 }
 
 /// Tries of a split with room: a rank that has none for its layers has one less in the next.
@@ -333,12 +367,7 @@ mod tests {
                     });
                     let best_s = each.fold(f64::INFINITY, f64::min);
                     let (endless, within_s) = (&Most::default(), 1e6);
-                    let bound_s = match sets {
-                        Sets::First { layers, set } => {
-                            least_of_block_s(case, (layers, set), endless, within_s)
-                        }
-                        _ => least_s(case, &sets, endless, within_s),
-                    };
+                    let bound_s = least_s(case, &sets, endless, within_s);
                     assert!(
                         bound_s <= best_s,
                         "{layout:?} {schedule:?} {sets:?}: {bound_s} {best_s}"

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use super::candidate::{Case, likely_split};
 use super::room::{Of, Room};
 use super::shape::{Question, Shapes, shape_key};
-use super::visit::{Unit, peak};
+use super::unit::{Unit, peak};
 use super::watch::{Looks, Phase, Watch};
 use crate::answer::{Survey, SurveyCell};
 

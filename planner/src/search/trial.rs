@@ -6,22 +6,22 @@ use std::ops::{ControlFlow, Range};
 
 use moefold_profiles::units::{Bytes, GIB};
 
-use super::{Found, Outcome, Unit, beaten, peak};
+use super::candidate::{self, StageSplit};
+use super::floor::floor_s;
+use super::recompute::Sets;
+use super::room::{Most, Of, Room};
+use super::schedules::Simulated;
+use super::shape::{Question, Shape, Shapes};
+use super::stages;
+use super::unit::{Found, Outcome, Unit, beaten, peak};
+use super::watch::Looks;
 use crate::choice::{Objective, ScheduleName};
 use crate::memory::Occupancy;
-use crate::search::candidate::{self, StageSplit};
-use crate::search::floor::floor_s;
-use crate::search::recompute::Sets;
-use crate::search::room::{Most, Of, Room};
-use crate::search::schedules::Simulated;
-use crate::search::shape::{Question, Shape, Shapes};
-use crate::search::stages;
-use crate::search::watch::Looks;
 use crate::stack::ByLayer;
 
 /// A child that may still win.
-pub(super) struct Child {
-    pub(super) bound_s: f64,
+pub(crate) struct Child {
+    pub(crate) bound_s: f64,
     shape: usize,
     /// Among the choices of recompute sets; one past them is a choice by layer.
     choice: usize,
@@ -30,10 +30,10 @@ pub(super) struct Child {
 
 /// By shape and choice of recompute sets, whether the layers may fit, cut in any way, where that is known before they
 /// are; the last choice of each is one by layer.
-pub(super) type Fits = [Vec<bool>];
+pub(crate) type Fits = [Vec<bool>];
 
 /// Splits under each shape that may still win.
-pub(super) fn splits(
+pub(crate) fn splits(
     question: &Question<'_>,
     unit: &Unit<'_>,
     shapes: &Shapes,
@@ -58,7 +58,7 @@ pub(super) fn splits(
 
 /// Children under some choices of recompute sets that may still win, in the order of their bounds; and what of the
 /// others that may fit none takes less than.
-pub(super) fn children(
+pub(crate) fn children(
     question: &Question<'_>,
     unit: &Unit<'_>,
     (schedule, occupancies): (ScheduleName, &[Vec<Occupancy>]),
@@ -105,21 +105,21 @@ pub(super) fn children(
 }
 
 /// What trying the children of a unit takes.
-pub(super) struct Trial<'q, 'a> {
-    pub(super) question: &'q Question<'q>,
+pub(crate) struct Trial<'q, 'a> {
+    pub(crate) question: &'q Question<'q>,
     /// Which of all questions.
-    pub(super) number: usize,
-    pub(super) unit: &'a Unit<'a>,
-    pub(super) shapes: &'a Shapes,
+    pub(crate) number: usize,
+    pub(crate) unit: &'a Unit<'a>,
+    pub(crate) shapes: &'a Shapes,
     /// No child under each shape scores less.
-    pub(super) floors: Vec<f64>,
-    pub(super) limit: f64,
-    pub(super) looks: &'q Looks<'q>,
+    pub(crate) floors: Vec<f64>,
+    pub(crate) limit: f64,
+    pub(crate) looks: &'q Looks<'q>,
     /// Seconds that no child takes less than which may fit and was left out.
-    pub(super) left_s: f64,
+    pub(crate) left_s: f64,
     /// A child is a schedule, a dispatcher and a choice of recompute sets, whatever its split: counted once.
     /// Whether it fits.
-    pub(super) state: BTreeMap<(ScheduleName, usize, usize), bool>,
+    pub(crate) state: BTreeMap<(ScheduleName, usize, usize), bool>,
 }
 
 /// A schedule with its occupancies, and what it is simulated by where it has been.
@@ -131,13 +131,13 @@ struct Scheduled<'a> {
 
 impl<'a> Trial<'_, 'a> {
     /// What a child must score less than.
-    pub(super) fn beaten(&self, outcome: &Outcome<'_>) -> f64 {
+    pub(crate) fn beaten(&self, outcome: &Outcome<'_>) -> f64 {
         beaten(outcome, self.question.options.objective, self.limit)
     }
 
     /// Which children under a schedule may fit and score less than what is beaten, whatever the split into stages.
     /// Those that do not fit are counted.
-    pub(super) fn fitting<'s>(
+    pub(crate) fn fitting<'s>(
         &'s mut self,
         (name, occupancies): (ScheduleName, &'s [Vec<Occupancy>]),
         beaten: f64,
@@ -201,7 +201,7 @@ impl<'a> Trial<'_, 'a> {
 
     /// Tries the children under one schedule that may fit. Where it divides backward passes, their memory is asked for
     /// when a bound does not rule them out.
-    pub(super) fn under(
+    pub(crate) fn under(
         &mut self,
         (name, occupancies): (ScheduleName, &'a [Vec<Occupancy>]),
         fits: &Fits,
