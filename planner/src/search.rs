@@ -180,28 +180,46 @@ fn plan_priced(
     below: f64,
     splits: &[Vec<Vec<u32>>],
 ) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
+    with_questions(asked, |questions, rules| {
+        let with_splits = |question| Question { splits, ..question };
+        let mut questions: Vec<_> = questions.into_iter().map(with_splits).collect();
+        plan_questions(asked, below, &mut questions, rules)
+    })
+}
+
+/// Does something with the questions that a request comes to, under its prices.
+fn with_questions<T>(
+    asked: &Asked<'_>,
+    work: impl FnOnce(Vec<Question<'_>>, &Rules) -> Result<T, PlanError>,
+) -> Result<T, PlanError> {
+    let options = asked.options;
+    let costs = &*prices(asked.costs, options, (asked.cluster, asked.gpus));
+    let rules = Rules::of(asked.model, options);
+    let variants = offload::variants(asked);
+    let questions = questions(&Asked { costs, ..*asked }, &rules, &variants)?;
+    work(questions, &rules)
+}
+
+fn plan_questions(
+    asked: &Asked<'_>,
+    below: f64,
+    questions: &mut [Question<'_>],
+    rules: &Rules,
+) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
     let Asked {
-        model,
         cluster,
         gpus,
         options,
         watch,
         ..
     } = *asked;
-    let costs = &*prices(asked.costs, options, (cluster, gpus));
-    let rules = Rules::of(model, options);
-    let variants = offload::variants(asked);
-    let mut questions = questions(&Asked { costs, ..*asked }, &rules, &variants)?;
-    for question in &mut questions {
-        question.splits = splits;
-    }
     let Candidates {
         layouts,
         space: total,
         refusals,
         too_large,
         any_legal,
-    } = candidates(&questions, gpus, &rules, watch)?;
+    } = candidates(questions, gpus, rules, watch)?;
     let counts = refusals.iter().map(|r| (r.reason.to_owned(), r.count));
     let mut refused: BTreeMap<String, u64> = counts.collect();
     let sentences = refusals
@@ -212,18 +230,18 @@ fn plan_priced(
         return Err(PlanError::NoneLegal {
             refused,
             examples,
-            nearest: nearest(asked, &rules),
+            nearest: nearest(asked, rules),
         });
     }
 
     let shapes = shapes(&layouts, questions.len());
     let schedules = Schedules::new(&questions[0], &layouts, watch).ok_or(PlanError::Stopped)?;
-    let units = units(&questions, &layouts, &shapes, &schedules, watch)?;
+    let units = units(questions, &layouts, &shapes, &schedules, watch)?;
 
     let mut tally = Tally::default();
     let mut known = Known::new(if options.front > 0 { &units } else { &[] });
     let Ranked { ranking, unseen } = rank(
-        &questions,
+        questions,
         (units.iter(), units.len()),
         (options.top, below),
         (&mut tally, &mut known),
@@ -247,15 +265,15 @@ fn plan_priced(
         });
     };
     let inside_domain = (!experts_inside_domain(&questions[0], best.unit.layout))
-        .then(|| inside_domain(&questions, &units, watch))
+        .then(|| inside_domain(questions, &units, watch))
         .flatten();
-    let of_layout = gap_of(best, &questions);
+    let of_layout = gap_of(best, questions);
     let mut gap = of_layout.unwrap_or(0.0);
     if let Some(left) = unseen {
         gap = gap.max(1.0 - left.floor / best.score(options.objective));
     }
     let unseen = unseen.map(|left| left.children);
-    let priced = all_priced(&questions, &ranking);
+    let priced = all_priced(questions, &ranking);
     let mut search = SearchRecord {
         told_apart: None,
         not_searched: Vec::new(),
@@ -271,13 +289,13 @@ fn plan_priced(
         gap,
         feasible: tally.feasible,
         survey: (options.survey && unseen.is_none())
-            .then(|| survey(&questions, &units, watch))
+            .then(|| survey(questions, &units, watch))
             .flatten(),
         inside_domain,
     };
     if unseen.is_none() {
         let (feasible, steps) = (&mut search.feasible, options.front);
-        known.front(&mut questions, &units, best, (feasible, steps), watch);
+        known.front(questions, &units, best, (feasible, steps), watch);
     }
     Ok((priced, search))
 }
@@ -285,27 +303,36 @@ fn plan_priced(
 /// All splits of the layouts that are asked for which may take less than so many seconds; none where these are many, or
 /// cannot be told.
 fn splits_below(asked: &Asked<'_>, below_s: f64) -> Option<Vec<Vec<Vec<u32>>>> {
-    let Asked {
-        model,
-        cluster,
-        gpus,
-        options,
-        watch,
-        ..
-    } = *asked;
-    let costs = &*prices(asked.costs, options, (cluster, gpus));
-    let rules = Rules::of(model, options);
-    let variants = offload::variants(asked);
-    let questions = questions(&Asked { costs, ..*asked }, &rules, &variants).ok()?;
-    let layouts = candidates(&questions, gpus, &rules, watch).ok()?.layouts;
-    let shapes = shapes(&layouts, questions.len());
-    let schedules = Schedules::new(&questions[0], &layouts, watch)?;
-    let units = units(&questions, &layouts, &shapes, &schedules, watch).ok()?;
-    let mut open = BTreeSet::new();
-    for unit in &units {
-        open.append(&mut open_splits(&questions, unit, (below_s, SPLITS))?);
-    }
-    (open.len() <= SPLITS).then(|| open.into_iter().collect())
+    let layouts = |questions: &[Question<'_>], rules: &Rules| {
+        let found = candidates(questions, asked.gpus, rules, asked.watch);
+        found.ok().map(|found| found.layouts)
+    };
+    with_units(asked, layouts, |questions, units| {
+        let each = units.iter();
+        let each = each.map(|unit| open_splits(questions, unit, (below_s, SPLITS)));
+        let open: Option<Vec<_>> = each.collect();
+        let open: BTreeSet<Vec<Vec<u32>>> = open?.into_iter().flatten().collect();
+        (open.len() <= SPLITS).then(|| open.into_iter().collect())
+    })
+}
+
+/// Does something with some layouts of a request; nothing where it is refused or the search is stopped.
+fn with_units<T>(
+    asked: &Asked<'_>,
+    layouts: impl FnOnce(&[Question<'_>], &Rules) -> Option<Vec<Layout>>,
+    work: impl FnOnce(&[Question<'_>], &[Unit<'_>]) -> Option<T>,
+) -> Option<T> {
+    let worked = with_questions(asked, |questions, rules| {
+        let Some(layouts) = layouts(&questions, rules) else {
+            return Ok(None);
+        };
+        let shapes = shapes(&layouts, questions.len());
+        let schedules = Schedules::new(&questions[0], &layouts, asked.watch);
+        let schedules = schedules.ok_or(PlanError::Stopped)?;
+        let units = units(&questions, &layouts, &shapes, &schedules, asked.watch)?;
+        Ok(work(&questions, &units))
+    });
+    worked.ok().flatten()
 }
 
 /// Candidates that were found, priced in full.
@@ -400,24 +427,20 @@ pub fn why(
 /// Seconds that a layout cannot take less than, as a search knows them before it prices it: by its work, and by the
 /// best split that it tries under its best schedule. None where a search looks for the least memory.
 fn bounds(asked: &Asked<'_>, own: &PlannedLayout) -> Option<[f64; 2]> {
-    let options = asked.options;
-    if options.objective == Objective::Memory {
+    if asked.options.objective == Objective::Memory {
         return None;
     }
-    let costs = &*prices(asked.costs, options, (asked.cluster, asked.gpus));
-    let rules = Rules::of(asked.model, options);
-    let variants = offload::variants(asked);
-    let questions = questions(&Asked { costs, ..*asked }, &rules, &variants).ok()?;
-    let degrees = own.layout.pinned().complete(asked.gpus)?;
-    let layout = rules.layout(&degrees).ok()?;
-    let layouts = [layout.numbered(own.rank_order.unwrap_or_default())?];
-    let shapes = shapes(&layouts, questions.len());
-    let schedules = Schedules::new(&questions[0], &layouts, asked.watch)?;
-    let units = units(&questions, &layouts, &shapes, &schedules, asked.watch).ok()?;
-    let unit = units.first()?;
-    let each = questions.iter().zip(unit.shapes);
-    let bounds = each.map(|(question, shapes)| split_bound_s(question, unit, shapes));
-    Some([unit.floor, bounds.fold(f64::INFINITY, f64::min)])
+    let layouts = |_: &[Question<'_>], rules: &Rules| {
+        let degrees = own.layout.pinned().complete(asked.gpus)?;
+        let layout = rules.layout(&degrees).ok()?;
+        Some(vec![layout.numbered(own.rank_order.unwrap_or_default())?])
+    };
+    with_units(asked, layouts, |questions, units| {
+        let unit = units.first()?;
+        let each = questions.iter().zip(unit.shapes);
+        let bounds = each.map(|(question, shapes)| split_bound_s(question, unit, shapes));
+        Some([unit.floor, bounds.fold(f64::INFINITY, f64::min)])
+    })
 }
 
 /// The tuples of degrees of a space, judged.
