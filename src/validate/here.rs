@@ -1,5 +1,6 @@
 //! `moefold validate --here`: how near the loop of plan, measure and plan again comes on this machine's CPU.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::hint::black_box;
 use std::num::NonZero;
@@ -97,14 +98,23 @@ struct Bar {
     met: bool,
 }
 
-/// In how many repetitions a layout's step was within 10 percent with a profile, and whether in four of five.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// In how many repetitions something was as near with a profile as it should be, and whether in four of five.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 struct Near {
-    layout: String,
-    ranks: u32,
     held: usize,
     of: usize,
     met: bool,
+}
+
+/// Over the repetitions of a layout.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct NearLayout {
+    layout: String,
+    ranks: u32,
+    /// The step within 10 percent.
+    step: Near,
+    /// Categories that count, each within 25 percent.
+    categories: BTreeMap<Category, Near>,
 }
 
 /// What recorded steps took more than those around them.
@@ -123,7 +133,7 @@ struct Recording {
 #[derive(Serialize)]
 struct HereJson {
     bars: Vec<Bar>,
-    layouts: Vec<Near>,
+    layouts: Vec<NearLayout>,
     recording: Option<Recording>,
     trials: Vec<Trial>,
 }
@@ -310,6 +320,11 @@ impl Trial {
         !self.is_disturbed() && self.change() <= STEADY
     }
 
+    /// What the piece of work took on average, seconds.
+    fn pace(&self) -> f64 {
+        self.pace_s.iter().sum::<f64>() / self.pace_s.len() as f64
+    }
+
     /// Whether its times can be compared with those of another.
     fn is_like(&self, other: &Self) -> bool {
         let all: Vec<f64> = self.pace_s.iter().chain(&other.pace_s).copied().collect();
@@ -370,18 +385,31 @@ fn pace_s() -> f64 {
     median((0..5).map(timed).collect()).expect("five times")
 }
 
+impl Near {
+    fn add(&mut self, held: bool) {
+        self.held += usize::from(held);
+        self.of += 1;
+        self.met = 5 * self.held >= 4 * self.of;
+    }
+
+    /// Whether it was met, where it was judged.
+    fn judged(&self) -> Option<bool> {
+        (self.of > 0).then_some(self.met)
+    }
+}
+
 /// Each layout over its repetitions on a steady machine.
-fn layouts(trials: &[Trial]) -> Vec<Near> {
-    let mut layouts: Vec<Near> = Vec::new();
+fn layouts(trials: &[Trial]) -> Vec<NearLayout> {
+    let mut layouts: Vec<NearLayout> = Vec::new();
     for trial in trials {
-        let is_same = |near: &Near| (&near.layout, near.ranks) == (&trial.layout, trial.ranks);
+        let is_same =
+            |near: &NearLayout| (&near.layout, near.ranks) == (&trial.layout, trial.ranks);
         let at = layouts.iter().position(is_same).unwrap_or_else(|| {
-            layouts.push(Near {
+            layouts.push(NearLayout {
                 layout: trial.layout.clone(),
                 ranks: trial.ranks,
-                held: 0,
-                of: 0,
-                met: false,
+                step: Near::default(),
+                categories: BTreeMap::new(),
             });
             layouts.len() - 1
         });
@@ -389,9 +417,12 @@ fn layouts(trials: &[Trial]) -> Vec<Near> {
             continue;
         }
         let near = &mut layouts[at];
-        near.held += usize::from(trial.error(trial.profile_step_s).abs() <= 0.10);
-        near.of += 1;
-        near.met = 5 * near.held >= 4 * near.of;
+        near.step
+            .add(trial.error(trial.profile_step_s).abs() <= 0.10);
+        for (category, error) in trial.categories() {
+            let of = near.categories.entry(category).or_default();
+            of.add(error.abs() <= 0.25);
+        }
     }
     layouts
 }
@@ -414,7 +445,7 @@ fn recording(trials: &[Trial], steps: u32) -> Option<Recording> {
 }
 
 /// What the predictions are held to.
-fn bars(trials: &[Trial], layouts: &[Near]) -> Vec<Bar> {
+fn bars(trials: &[Trial], layouts: &[NearLayout]) -> Vec<Bar> {
     let mut bars = Vec::new();
     let mut bar = |name, each: Vec<bool>| {
         let held = each.iter().filter(|held| **held).count();
@@ -427,13 +458,13 @@ fn bars(trials: &[Trial], layouts: &[Near]) -> Vec<Bar> {
     };
     let of_each = |near: &dyn Fn(&Trial) -> Option<bool>| trials.iter().filter_map(near).collect();
     let steady = || trials.iter().filter(|trial| trial.is_steady());
+    let each_near = |of: &dyn Fn(&NearLayout) -> Vec<Near>| {
+        let each = layouts.iter().flat_map(of);
+        each.filter_map(|near| near.judged()).collect()
+    };
     bar(
         "layouts with a profile within 10%, 4 of 5 times",
-        layouts
-            .iter()
-            .filter(|near| near.of > 0)
-            .map(|near| near.met)
-            .collect(),
+        each_near(&|near| vec![near.step]),
     );
     bar(
         "with a profile no worse by 5 points",
@@ -457,10 +488,9 @@ fn bars(trials: &[Trial], layouts: &[Near]) -> Vec<Bar> {
             t.is_like(of_the_ranks(trials, t)?).then_some(near)
         }),
     );
-    let categories = steady().flat_map(Trial::categories);
     bar(
-        "categories with a profile within 25%",
-        categories.map(|(_, error)| error.abs() <= 0.25).collect(),
+        "categories with a profile within 25%, 4 of 5 times",
+        each_near(&|near| near.categories.values().copied().collect()),
     );
     bar("pairs in order", orders(trials));
     bar(
@@ -477,16 +507,18 @@ fn of_the_ranks<'a>(trials: &'a [Trial], one: &Trial) -> Option<&'a Trial> {
     })
 }
 
-/// Of the pairs of layouts of one repetition whose steps are apart: whether predicted in that order.
+/// Of the pairs of layouts of one repetition whose steps are apart, both at the speed that the machine had in their time: whether
+/// predicted in that order.
 fn orders(trials: &[Trial]) -> Vec<bool> {
     let mut held = Vec::new();
     for (i, one) in trials.iter().enumerate() {
         let others = trials[i + 1..].iter();
-        for other in others.filter(|other| other.repetition == one.repetition && one.is_like(other))
-        {
-            let measured = one.measured_step_s / other.measured_step_s;
+        let others = others.filter(|other| other.repetition == one.repetition);
+        for other in others.filter(|other| one.is_steady() && other.is_steady()) {
+            let paces = one.pace() / other.pace();
+            let measured = one.measured_step_s / other.measured_step_s / paces;
             if measured.max(1.0 / measured) > 1.0 + APART {
-                let predicted = one.profile_step_s / other.profile_step_s;
+                let predicted = one.profile_step_s / other.profile_step_s / paces;
                 held.push((measured > 1.0) == (predicted > 1.0));
             }
         }
@@ -551,9 +583,9 @@ fn trials_text(trials: &[Trial]) -> String {
          another's: what training measured as profile, of this layout and of the other one of as many ranks. Peak: with \
          the run's routing. Others: cores that other programs kept busy (! above {QUIET}). Speed: by how much a fixed piece of work \
          around the trial, or a quarter of its steps, took longer than another. {steady} of {} trials were on a quiet machine that \
-         kept its speed within {:.0}%; of the others (~) only memory is judged, and two trials are compared where both were at one \
-         speed. Categories count from {:.0}% of a step on, with the profile; pairs where steps are \
-         more than {:.0}% apart.\n",
+         kept its speed within {:.0}%; of the others (~) only memory is judged. Two trials are compared where both were at one \
+         speed, pairs in order by their steps at one. Categories count from {:.0}% of a step on, with the profile; pairs where steps \
+         are more than {:.0}% apart.\n",
         table.text(),
         trials.len(),
         100.0 * STEADY,
@@ -564,19 +596,30 @@ fn trials_text(trials: &[Trial]) -> String {
 
 fn summary(answer: &HereJson) -> String {
     let word = |met| if met { "held" } else { "not held" };
-    let mut near = Table::new(["layout", ">ranks", ">within 10%", ">of", ""]);
+    let counted: BTreeSet<Category> = answer
+        .layouts
+        .iter()
+        .flat_map(|near| near.categories.keys().copied())
+        .collect();
+    let names = counted
+        .iter()
+        .map(|category| format!(">{}", category.name()));
+    let head = ["layout", ">ranks", ">step"].map(str::to_owned);
+    let mut near = Table::new(head.into_iter().chain(names));
     for layout in &answer.layouts {
-        near.row([
+        let of = |near: Option<&Near>| {
+            let near = near.filter(|near| near.of > 0);
+            near.map_or_else(super::dash, |near| format!("{} of {}", near.held, near.of))
+        };
+        let categories = counted
+            .iter()
+            .map(|category| of(layout.categories.get(category)));
+        let own = [
             layout.layout.clone(),
             layout.ranks.to_string(),
-            layout.held.to_string(),
-            layout.of.to_string(),
-            if layout.of == 0 {
-                "not judged".to_owned()
-            } else {
-                word(layout.met).to_owned()
-            },
-        ]);
+            of(Some(&layout.step)),
+        ];
+        near.row(own.into_iter().chain(categories));
     }
     let judged: Vec<&Bar> = answer.bars.iter().filter(|bar| bar.of > 0).collect();
     let mut held = Table::new(["", ">near", ">of", ""]);
@@ -614,7 +657,7 @@ fn summary(answer: &HereJson) -> String {
         )
     };
     format!(
-        "{}\n{}\n{}{recording}\n{last}\n",
+        "{}\nOn a quiet machine that kept its speed, with the profile: the step within 10%, categories within 25%.\n\n{}\n{}{recording}\n{last}\n",
         trials_text(&answer.trials),
         near.text(),
         held.text()
@@ -668,8 +711,10 @@ mod tests {
             held(trials).into_iter().map(|[_, of]| of).collect()
         };
         assert_eq!(judged(&trials), [2, 2, 2, 2, 2, 1, 2]);
-        trials[1].pace_s = [0.025; 3];
+        trials[1].pace_s = [0.0225; 3];
         assert_eq!(judged(&trials), [2, 2, 2, 0, 2, 0, 2]);
+        trials[1].pace_s = [0.016; 3];
+        assert_eq!(judged(&trials), [2, 2, 2, 0, 2, 1, 2]);
         trials[1].pace_s = [0.02, 0.02, 0.0211];
         assert_eq!(judged(&trials), [1, 1, 1, 0, 1, 0, 2]);
         trials[1].pace_s = [0.02, 0.02, 0.0209];
@@ -695,7 +740,7 @@ mod tests {
         bars.iter().map(|bar| [bar.held, bar.of]).collect()
     }
 
-    /// Of five repetitions one layout is near in four, the other in three.
+    /// Of five repetitions one layout is near in four, the other in three; and so is one of its categories.
     #[test]
     fn golden_a_layout_is_judged_over_its_repetitions() {
         let mut trials = Vec::new();
@@ -703,18 +748,24 @@ mod tests {
             for (ranks, misses) in [(1, 1), (2, 2)] {
                 let mut trial = trial(repetition, 1.0);
                 trial.ranks = ranks;
-                trial.profile_step_s = if repetition < misses { 1.2 } else { 1.0 };
+                if repetition < misses {
+                    trial.profile_step_s = 1.2;
+                    trial.profile_time_s.add(Category::Attention, Seconds(0.3));
+                }
                 trials.push(trial);
             }
         }
         let layouts = layouts(&trials);
-        let found: Vec<_> = layouts
-            .iter()
-            .map(|l| (l.ranks, l.held, l.of, l.met))
-            .collect();
-        assert_eq!(found, [(1, 4, 5, true), (2, 3, 5, false)]);
+        let near = |held, met| Near { held, of: 5, met };
+        let found: Vec<_> = layouts.iter().map(|l| (l.ranks, l.step)).collect();
+        assert_eq!(found, [(1, near(4, true)), (2, near(3, false))]);
+        for layout in &layouts {
+            let attention = BTreeMap::from([(Category::Attention, layout.step)]);
+            assert_eq!(layout.categories, attention);
+        }
         let bars = bars(&trials, &layouts);
         assert_eq!((bars[0].held, bars[0].of, bars[0].met), (1, 2, false));
+        assert_eq!((bars[4].held, bars[4].of, bars[4].met), (1, 2, false));
         trials[0].others_busy = Some(0.5);
         let answer = HereJson {
             bars,
@@ -729,7 +780,9 @@ mod tests {
             "{last}"
         );
         assert!(
-            text.contains("0.50!") && text.contains("9 of 10 trials"),
+            text.contains("0.50!")
+                && text.contains("9 of 10 trials")
+                && text.contains("3 of 5     3 of 5"),
             "{text}"
         );
     }
@@ -785,5 +838,8 @@ mod tests {
         assert_eq!(orders(&trials), [true, true]);
         trials[2].profile_step_s = 1.05;
         assert_eq!(orders(&trials), [true, false]);
+        // As far apart as the speeds of the machine.
+        trials[2].pace_s = [0.0235; 3];
+        assert_eq!(orders(&trials), [false; 0]);
     }
 }
