@@ -73,15 +73,16 @@ pub fn within(
     Some(held_by(&line.least_heaviest_stage(cap, more)?))
 }
 
-/// A step under 1F1B, of which each rank has one stage.
+/// A step under 1F1B or ZB-H1, of which each rank has one stage.
 ///
-/// A rank `w` before the last one runs `w` forward passes before its first backward pass waits for the stages behind it, `a`
-/// for one microbatch, and as many backward passes after its last forward pass, while that one's microbatch is behind it. So
-/// with microbatches `m` of `f` and `b` it takes `m (f + b) + max(0, a - w f) + max(0, a - w b)` from what a microbatch takes
+/// Under 1F1B a rank `w` before the last one runs `w` forward passes before its first backward pass waits for the stages behind
+/// it, `a` for one microbatch, and as many backward passes after its last forward pass, while that one's microbatch is behind it.
+/// So with microbatches `m` of `f` and `b` it takes `m (f + b) + max(0, a - w f) + max(0, a - w b)` from what a microbatch takes
 /// to reach it until it has to go back. Where there are not more than `w + 1` of them, it waits once, beside `m - 1` passes.
-/// That is no more than a step takes, and all of it where stages weigh the same and messages take no time.
+/// Under ZB-H1 it waits for the stages behind without gradients of weights, which may fill the rest.
+/// That is no more than a step takes, and under 1F1B all of it where stages weigh the same and messages take no time.
 #[derive(Debug, Clone, Copy)]
-pub struct OneFOneB<'w> {
+pub struct OneStageEach<'w> {
     /// What both passes weigh.
     pub both: Weights<'w>,
     /// Forward passes alone.
@@ -90,13 +91,15 @@ pub struct OneFOneB<'w> {
     pub hop: u64,
     /// Whether messages travel beside compute; if not, that of the sender stands still.
     pub beside: bool,
+    /// Both passes without gradients of weights, where backward passes are divided.
+    pub divided: Option<Weights<'w>>,
     /// Stages, one a rank.
     pub stages: u32,
     /// Microbatches of the step.
     pub microbatches: u32,
 }
 
-impl OneFOneB<'_> {
+impl OneStageEach<'_> {
     /// The least time over all [cuts](within), in the unit of the weights. `None` where no cut takes so little as `cap`.
     pub fn least(
         &self,
@@ -119,57 +122,23 @@ impl OneFOneB<'_> {
         let Some(lines) = self.lines() else {
             return Some(Vec::new());
         };
-        let (line, layers) = (&lines[0], lines[0].layers());
-        // By stage and where it begins: where it may end.
-        let mut ends = vec![vec![Vec::new(); layers + 1]; line.stages];
-        for stage in (0..line.stages).rev() {
-            let is_last = stage + 1 == line.stages;
-            for from in 0..=layers {
-                for to in from + line.needs(stage)..=layers {
-                    let weight = self.rank(&lines, stage, from..to, &more);
-                    let Some([_, own]) = weight.filter(|[floor, _]| *floor <= cap) else {
-                        break;
-                    };
-                    let goes_on = if is_last {
-                        to == layers
-                    } else {
-                        !ends[stage + 1][to].is_empty()
-                    };
-                    if goes_on && own <= cap {
-                        ends[stage][from].push(to);
-                    }
-                }
-            }
-        }
-        let mut found = Vec::new();
-        let mut open = vec![vec![0]];
-        while let Some(cut) = open.pop() {
-            let stage = cut.len() - 1;
-            if stage == line.stages {
-                if found.len() == most {
-                    return None;
-                }
-                found.push(held_by(&cut));
-                continue;
-            }
-            open.extend(ends[stage][cut[stage]].iter().map(|&to| {
-                let mut longer = cut.clone();
-                longer.push(to);
-                longer
-            }));
-        }
-        Some(found)
+        lines[0].cuts(most, |stage, layers| {
+            let weight = self.rank(&lines, stage, layers, &more);
+            let [_, own] = weight.filter(|[floor, _]| *floor <= cap)?;
+            Some(own <= cap)
+        })
     }
 
-    fn lines(&self) -> Option<[Line; 2]> {
+    fn lines(&self) -> Option<[Line; 3]> {
         let line = |weights| Line::new(weights, self.stages as usize);
-        Some([line(&self.both)?, line(&self.forward)?])
+        let passed = self.divided.as_ref().unwrap_or(&self.both);
+        Some([line(&self.both)?, line(&self.forward)?, line(passed)?])
     }
 
     /// Until a rank of some layers has done its work, without and with what it weighs besides; none where it may not hold them.
     fn rank(
         &self,
-        [both, forward]: &[Line; 2],
+        [both, forward, passed]: &[Line; 3],
         stage: usize,
         layers: Range<usize>,
         more: &impl Fn(usize, Range<usize>) -> Option<u64>,
@@ -177,17 +146,25 @@ impl OneFOneB<'_> {
         let more = more(stage, layers.clone())?;
         let microbatches = u64::from(self.microbatches);
         let own = both.weight(stage, layers.start, layers.end);
-        let first = if stage == 0 { 0 } else { both.first };
-        let before = both.before[layers.start].saturating_add(first);
-        let behind = both.all().saturating_sub(before).saturating_sub(own);
+        // What a microbatch takes in the stages before this one, and in those behind.
+        let before = |line: &Line| {
+            let first = if stage == 0 { 0 } else { line.first };
+            line.before[layers.start].saturating_add(first)
+        };
+        let passed_by = passed.weight(stage, layers.start, layers.end);
+        let behind = passed.all().saturating_sub(before(passed));
+        let behind = behind.saturating_sub(passed_by);
         let warm_up = u64::from(self.stages) - 1 - stage as u64;
         // Messages that a rank sends with each microbatch, forward and backward, and those of the ranks before and behind it.
         let sends = [warm_up.min(1), (stage as u64).min(1)];
-        let [of_before, of_behind] = [stage as u64, warm_up].map(|ranks| 2 * ranks);
         let own_hops = if self.beside { [0; 2] } else { sends };
         let hops = |count: u64| self.hop.saturating_mul(count);
-        let before = before.saturating_add(hops(of_before - own_hops[1]));
-        let behind = behind.saturating_add(hops(of_behind - own_hops[0]));
+        let behind = behind.saturating_add(hops(2 * warm_up - own_hops[0]));
+        let before = if self.divided.is_some() {
+            before(forward).saturating_add(hops(stage as u64))
+        } else {
+            before(both).saturating_add(hops(2 * stage as u64 - own_hops[1]))
+        };
         let own = own.saturating_add(hops(own_hops[0] + own_hops[1]));
         let forward = forward.weight(stage, layers.start, layers.end);
         let forward = forward.saturating_add(hops(own_hops[0])).min(own);
@@ -197,7 +174,9 @@ impl OneFOneB<'_> {
             let done = both.saturating_mul(microbatches).saturating_add(before);
             let idle = |pass: u64| behind.saturating_sub(passes_beside.saturating_mul(pass));
             let idle = [forward, both - forward].map(idle);
-            let idle = if warm_up + 1 < microbatches {
+            let idle = if self.divided.is_some() {
+                idle[0]
+            } else if warm_up + 1 < microbatches {
                 idle[0].saturating_add(idle[1])
             } else {
                 idle[0].max(idle[1])
@@ -206,6 +185,12 @@ impl OneFOneB<'_> {
         };
         Some([done(0), done(more)])
     }
+}
+
+/// All cuts into stages, of which none but the ends may be empty. `None` where these are more than `most`.
+pub fn cuts(weights: &Weights, stages: u32, most: usize) -> Option<Vec<Vec<Vec<u32>>>> {
+    let line = Line::new(weights, stages as usize);
+    line.map_or(Some(Vec::new()), |line| line.cuts(most, |_, _| Some(true)))
 }
 
 /// Equal stages, as Megatron-Core cuts without further flags: `None` unless the layers divide.
@@ -323,6 +308,54 @@ impl Line {
             stage if stage + 1 == self.stages => last,
             _ => 1,
         }
+    }
+
+    /// All cuts into stages that may have the layers between them; where it is unsaid whether one may, nor may one that has more.
+    /// `None` where these are more than `most`.
+    fn cuts(
+        &self,
+        most: usize,
+        may: impl Fn(usize, Range<usize>) -> Option<bool>,
+    ) -> Option<Vec<Vec<Vec<u32>>>> {
+        let layers = self.layers();
+        // By stage and where it begins: where it may end.
+        let mut ends = vec![vec![Vec::new(); layers + 1]; self.stages];
+        for stage in (0..self.stages).rev() {
+            let is_last = stage + 1 == self.stages;
+            for from in 0..=layers {
+                for to in from + self.needs(stage)..=layers {
+                    let Some(may) = may(stage, from..to) else {
+                        break;
+                    };
+                    let goes_on = if is_last {
+                        to == layers
+                    } else {
+                        !ends[stage + 1][to].is_empty()
+                    };
+                    if goes_on && may {
+                        ends[stage][from].push(to);
+                    }
+                }
+            }
+        }
+        let mut found = Vec::new();
+        let mut open = vec![vec![0]];
+        while let Some(cut) = open.pop() {
+            let stage = cut.len() - 1;
+            if stage == self.stages {
+                if found.len() == most {
+                    return None;
+                }
+                found.push(held_by(&cut));
+                continue;
+            }
+            open.extend(ends[stage][cut[stage]].iter().map(|&to| {
+                let mut longer = cut.clone();
+                longer.push(to);
+                longer
+            }));
+        }
+        Some(found)
     }
 
     /// Cuts into stages of about equal weight.

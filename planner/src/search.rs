@@ -74,7 +74,7 @@ pub use unsearched::unsearched;
 use around::around;
 use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
-use least::open_splits;
+use least::{Open, open_splits};
 use predict::Priced;
 use recompute::Sets;
 use request::{check_request, nearest};
@@ -300,19 +300,19 @@ fn plan_questions(
     Ok((priced, search))
 }
 
-/// All splits of the layouts that are asked for which may take less than so many seconds; none where these are many, or
-/// cannot be told.
-fn splits_below(asked: &Asked<'_>, below_s: f64) -> Option<Vec<Vec<Vec<u32>>>> {
+/// All splits of the layout that is asked for which may take less than so many seconds; none where these are many, or cannot be
+/// told.
+fn splits_below(asked: &Asked<'_>, below_s: f64) -> Option<Open> {
     let layouts = |questions: &[Question<'_>], rules: &Rules| {
         let found = candidates(questions, asked.gpus, rules, asked.watch);
         found.ok().map(|found| found.layouts)
     };
     with_units(asked, layouts, |questions, units| {
-        let each = units.iter();
-        let each = each.map(|unit| open_splits(questions, unit, (below_s, SPLITS)));
-        let open: Option<Vec<_>> = each.collect();
-        let open: BTreeSet<Vec<Vec<u32>>> = open?.into_iter().flatten().collect();
-        (open.len() <= SPLITS).then(|| open.into_iter().collect())
+        let mut open = Open::default();
+        for unit in units {
+            open.add(open_splits(questions, unit, (below_s, SPLITS))?);
+        }
+        (open.splits.len() <= SPLITS).then_some(open)
     })
 }
 

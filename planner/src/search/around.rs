@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::asked::Asked;
+use super::least::Open;
 use super::predict::Priced;
 use super::watch::{Aim, Progress, Watch, aimed};
 use crate::answer::SearchRecord;
@@ -15,8 +16,8 @@ use crate::partition;
 type Search =
     dyn Fn(&Asked<'_>, f64, &[Vec<Vec<u32>>]) -> Result<(Vec<Priced>, SearchRecord), PlanError>;
 
-/// All splits of the layouts that are asked for which may take less than something; none where these are many.
-type Open = dyn Fn(&Asked<'_>, f64) -> Option<Vec<Vec<Vec<u32>>>>;
+/// All splits of the layout that is asked for which may take less than something; none where these are many.
+type SplitsBelow = dyn Fn(&Asked<'_>, f64) -> Option<Open>;
 
 /// How often a layer is moved at most.
 const MOVES: usize = 8;
@@ -29,7 +30,7 @@ const PAIRS: usize = 256;
 pub(super) fn around(
     asked: &Asked<'_>,
     (mut plans, mut search): (Vec<Priced>, SearchRecord),
-    (plan, open): (&Search, &Open),
+    (plan, open): (&Search, &SplitsBelow),
 ) -> (Vec<Priced>, SearchRecord) {
     if search.unseen.is_some() {
         return (plans, search);
@@ -85,7 +86,7 @@ fn degrees(asked: &Asked<'_>, plan: &Search, plans: &mut Vec<Priced>, search: &m
 /// are simulated. Then all splits are tried that may take less still, where these are few, and nothing is left to gain.
 fn stages(
     asked: &Asked<'_>,
-    (plan, open): (&Search, &Open),
+    (plan, open): (&Search, &SplitsBelow),
     best: &mut Priced,
     search: &mut SearchRecord,
 ) {
@@ -128,13 +129,15 @@ fn stages(
         options: pinned,
         ..*asked
     };
-    if let Some(splits) = open(of_layout, step_s(best)) {
+    if let Some(Open { splits, by_layer_s }) = open(of_layout, step_s(best)) {
+        let splits: Vec<_> = splits.into_iter().collect();
         if !splits.is_empty()
             && let Some((found, _)) = priced(asked, plan, step_s(best), pins, &splits)
         {
             *best = found;
         }
-        (search.optimal, search.gap) = (true, 0.0);
+        search.gap = (1.0 - by_layer_s / step_s(best)).max(0.0);
+        search.optimal = search.gap == 0.0;
         return;
     }
     if step_s(best) < before_s {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::candidate::StageSplit;
 use super::recompute::Sets;
 use super::room::{Most, Of, Room};
 use super::shape::{Question, Shapes};
@@ -92,19 +93,41 @@ fn least_of_shape_s(
     least_s
 }
 
+/// Splits that may take less than some time and have room.
+#[derive(Debug)]
+pub(crate) struct Open {
+    pub(crate) splits: BTreeSet<Vec<Vec<u32>>>,
+    /// Seconds that none of them takes less than where each layer computes again what it may by itself; of ways to do so some are let
+    /// go of.
+    pub(crate) by_layer_s: f64,
+}
+
+impl Default for Open {
+    fn default() -> Self {
+        Self {
+            splits: BTreeSet::new(),
+            by_layer_s: f64::INFINITY,
+        }
+    }
+}
+
+impl Open {
+    /// With those of another layout.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.splits.extend(other.splits);
+        self.by_layer_s = self.by_layer_s.min(other.by_layer_s);
+    }
+}
+
 /// All splits of a unit that may take less than `below_s` and have room. None where these are more than `limit`, or cannot be
 /// told.
 pub(crate) fn open_splits(
     questions: &[Question<'_>],
     unit: &Unit<'_>,
     (below_s, limit): (f64, usize),
-) -> Option<BTreeSet<Vec<Vec<u32>>>> {
-    let mut open = BTreeSet::new();
+) -> Option<Open> {
+    let mut open = Open::default();
     for (question, shapes) in questions.iter().zip(unit.shapes) {
-        if question.by_layer == Some(ByLayer::Each) && question.choices.len() > 1 {
-            // Of ways to recompute by layer some are let go of.
-            return None;
-        }
         let each = shapes.first(question).iter().enumerate();
         for ((index, first), (schedule, occupancies)) in
             each.flat_map(|shape| unit.schedules(question).map(move |under| (shape, under)))
@@ -124,31 +147,47 @@ pub(crate) fn open_splits(
                 first
             };
             let room = Room::new(case(shape), occupancies, question.capacity());
-            let mut add = |sets: &Sets| {
+            let cuts = |sets: &Sets, of: Of<'_>| {
                 let most = match &room {
-                    Some(room) if !room.may_hold(Of::Choice(sets)) => return Some(()),
-                    Some(room) => room.most(Of::Choice(sets)),
+                    Some(room) if !room.may_hold(of) => return Some(Vec::new()),
+                    Some(room) => room.most(of),
                     None => Most::default(),
                 };
-                let cuts = stages::open_cuts(case(shape), sets, &most, (below_s, limit))?;
-                open.extend(cuts);
-                (open.len() <= limit).then_some(())
+                stages::open_cuts(case(shape), sets, &most, (below_s, limit))
             };
             for sets in &question.choices {
                 if least_s(shape, sets) < below_s {
-                    add(sets)?;
+                    open.splits.extend(cuts(sets, Of::Choice(sets))?);
                 }
             }
-            if question.by_layer == Some(ByLayer::Block) && question.choices.len() > 1 {
-                let set = question.sets.len() - 1;
-                for layers in 1..=question.kind_of.len() as u32 {
-                    let sets = Sets::First { layers, set };
-                    // More take longer.
-                    if least_s(shape, &sets) >= below_s {
-                        break;
+            match question.by_layer.filter(|_| question.choices.len() > 1) {
+                Some(ByLayer::Each) => {
+                    let held = &shapes.held_under(question, schedule, true)[index];
+                    let simulated = unit.schedules.simulated(unit.layout, schedule);
+                    for cut in cuts(&question.choices[0], Of::Any)? {
+                        let split = StageSplit::new(case(held), cut);
+                        let bound_s = split.mixed_bound_s(case(held), occupancies, &simulated);
+                        if bound_s < below_s {
+                            open.by_layer_s = open.by_layer_s.min(bound_s);
+                            open.splits.insert(split.stages);
+                        }
                     }
-                    add(&sets)?;
                 }
+                Some(ByLayer::Block) => {
+                    let set = question.sets.len() - 1;
+                    for layers in 1..=question.kind_of.len() as u32 {
+                        let sets = Sets::First { layers, set };
+                        // More take longer.
+                        if least_s(shape, &sets) >= below_s {
+                            break;
+                        }
+                        open.splits.extend(cuts(&sets, Of::Choice(&sets))?);
+                    }
+                }
+                None => {}
+            }
+            if open.splits.len() > limit {
+                return None;
             }
         }
     }

@@ -132,9 +132,14 @@ impl<'a> Room<'a> {
     /// and so on.
     pub(crate) fn most(&self, of: Of<'_>) -> Most {
         let (kinds, kind_of) = (&self.kinds, &self.case.question.kind_of);
-        let mut most = Most(Vec::with_capacity(kinds.len()));
+        let mut most = Most::default();
+        let sets: Vec<usize> = match of {
+            Of::Any => (0..self.case.question.sets.len()).collect(),
+            Of::Choice(&Sets::First { set, .. }) => vec![set],
+            Of::Choice(_) => Vec::new(),
+        };
         self.of_heaviest(of, |heaviest| {
-            let among = &kinds[..=most.0.len()];
+            let among = &kinds[..=most.groups.len()];
             let is_one = |kind| among.iter().any(|(place, ..)| *place == kind);
             let mut before = vec![0];
             for &kind in kind_of {
@@ -142,7 +147,10 @@ impl<'a> Room<'a> {
             }
             let ranks = (0..self.occupancies.len()).map(|rank| heaviest.most_on(rank));
             let by_rank = ranks.collect();
-            most.0.push(MostOf { before, by_rank });
+            most.groups.push(MostOf { before, by_rank });
+            if most.groups.len() == kinds.len() && !sets.is_empty() {
+                most.again = Some(heaviest.again(&sets));
+            }
             true
         });
         most
@@ -249,6 +257,26 @@ impl Heaviest<'_, '_> {
 
     /// The most of them that a pipeline rank has room for.
     fn most_on(&self, rank: usize) -> u64 {
+        let Self { room, least, .. } = *self;
+        let first = f64::from(self.first) * f64::from(room.case.layout.vpp());
+        let each = room.occupancies[rank].iter();
+        let most = each.map(|&(at, live)| {
+            let each = |saved: f64| least.state + saved * live;
+            let free = room.free - self.beside(rank, at);
+            let places = free / each(least.saved);
+            let places = if places > first {
+                let behind = (free - first * each(least.saved)) / each(least.saved_behind);
+                first + behind
+            } else {
+                places
+            };
+            places.max(0.0) as u64
+        });
+        most.min().unwrap_or(u64::MAX)
+    }
+
+    /// What a pipeline rank holds at an instant beside the state of its layers and what they have saved.
+    fn beside(&self, rank: usize, at: &Occupancy) -> f64 {
         let Self {
             room,
             least,
@@ -258,7 +286,6 @@ impl Heaviest<'_, '_> {
             ..
         } = *self;
         let layout = room.case.layout;
-        let first = f64::from(self.first) * f64::from(layout.vpp());
         let several = layout.vpp() > 1;
         // Given stages may be empty.
         let given = room.case.question.options.stages.is_some();
@@ -268,48 +295,198 @@ impl Heaviest<'_, '_> {
         let stages = f64::from(layout.stages() > 1);
         let (is_first, is_last) = (rank == 0, rank == holder);
         let state = f64::from(is_first) * room.ends[0] + f64::from(is_last) * room.ends[1];
-        let most_at = |&(at, live): &(&Occupancy, f64)| {
-            let mut taken = state + room.message * f64::from(at.messages);
-            if is_first {
-                // What the first stage sends is not kept.
-                let first = f64::from(at.live[0]);
-                taken += first * (ends.saved[0] - room.message * stages);
+        let mut taken = state + room.message * f64::from(at.messages);
+        if is_first {
+            // What the first stage sends is not kept.
+            let first = f64::from(at.live[0]);
+            taken += first * (ends.saved[0] - room.message * stages);
+        }
+        if is_last {
+            let last = at.live.last().map_or(0.0, |&live| f64::from(live));
+            taken += last * (ends.saved[1] + room.message * stages);
+        }
+        if at.running == Running::Backward && !(several && given) {
+            // What runs may be an end of the model alone.
+            let (first_bare, last_bare) = (several && is_first && bare, several && is_last);
+            if !first_bare && !last_bare {
+                taken += if several { lightest } else { least.running };
             }
-            if is_last {
-                let last = at.live.last().map_or(0.0, |&live| f64::from(live));
-                taken += last * (ends.saved[1] + room.message * stages);
-            }
-            if at.running == Running::Backward && !(several && given) {
-                // What runs may be an end of the model alone.
-                let (first_bare, last_bare) = (several && is_first && bare, several && is_last);
-                if !first_bare && !last_bare {
-                    taken += if several { lightest } else { least.running };
-                }
-                taken += match (is_last, first_bare) {
-                    (true, _) => last.min(ends.running),
-                    (false, true) => 0.0,
-                    (false, false) => last,
-                };
-            }
-            let each = |saved: f64| least.state + saved * live;
-            let free = room.free - taken;
-            let places = free / each(least.saved);
-            let places = if places > first {
-                let behind = (free - first * each(least.saved)) / each(least.saved_behind);
-                first + behind
-            } else {
-                places
+            taken += match (is_last, first_bare) {
+                (true, _) => last.min(ends.running),
+                (false, true) => 0.0,
+                (false, false) => last,
             };
-            places.max(0.0) as u64
+        }
+        taken
+    }
+
+    /// What layers compute again at least for want of room, where each may take any recompute set that is asked about.
+    fn again(&self, sets: &[usize]) -> Again {
+        let room = self.room;
+        let free = |rank: usize| {
+            let each = room.occupancies[rank].iter();
+            each.map(|&(at, live)| [room.free - self.beside(rank, at), live])
+                .collect()
         };
-        let each = room.occupancies[rank].iter();
-        each.map(most_at).min().unwrap_or(u64::MAX)
+        let shape = room.case.shape;
+        let mut again = Again {
+            free: (0..room.occupancies.len()).map(free).collect(),
+            kinds: vec![[0.0; 2]; shape.kinds.len()],
+            savers: Vec::new(),
+            before: Vec::new(),
+        };
+        let saved = |kind: &Kind, set: usize| kind.memory[set].passes().saved.total() as f64;
+        for &(place, state, _) in &room.kinds {
+            let kind = &shape.kinds[place];
+            again.kinds[place] = [state, saved(kind, 0)];
+            let ways = sets.iter().map(|&set| {
+                let seconds = (kind.backward_s[set] - kind.backward_s[0]).max(0.0);
+                [seconds, saved(kind, 0) - saved(kind, set)]
+            });
+            let own = savers(ways.collect()).into_iter();
+            again.savers.extend(own.map(|[seconds, bytes]| Saver {
+                place,
+                seconds,
+                bytes,
+            }));
+        }
+        again
+            .savers
+            .sort_by(|a, b| (a.seconds * b.bytes).total_cmp(&(b.seconds * a.bytes)));
+        let mut counts = vec![0; shape.kinds.len()];
+        again.before.push(counts.clone());
+        for &kind in &room.case.question.kind_of {
+            counts[kind] += 1;
+            again.before.push(counts.clone());
+        }
+        again
     }
 }
 
-/// The most layers that each pipeline rank may hold, of each of several groups of kinds; any where there is none.
+/// Of ways that take so many seconds more and let go of so many bytes, the steps from one to the next that are best where a part
+/// of a step may be taken, those of most bytes a second first: the upper hull.
+fn savers(mut ways: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
+    ways.sort_by(|a, b| a[0].total_cmp(&b[0]).then(b[1].total_cmp(&a[1])));
+    let mut hull = vec![[0.0; 2]];
+    for way in ways {
+        if way[1] <= hull[hull.len() - 1][1] {
+            continue;
+        }
+        let is_above = |[before, middle]: [[f64; 2]; 2]| {
+            let step = |from: [f64; 2], to: [f64; 2]| [to[0] - from[0], to[1] - from[1]];
+            let (first, both) = (step(before, middle), step(before, way));
+            first[1] * both[0] > both[1] * first[0]
+        };
+        while let [.., before, middle] = hull[..]
+            && !is_above([before, middle])
+        {
+            hull.pop();
+        }
+        hull.push(way);
+    }
+    let steps = hull.windows(2);
+    steps
+        .map(|pair| [pair[1][0] - pair[0][0], pair[1][1] - pair[0][1]])
+        .collect()
+}
+
+/// What layers compute again at least for want of room.
+#[derive(Debug, Clone)]
+struct Again {
+    /// By pipeline rank and instant, bytes that layers may take, and the fewest microbatches that a chunk has there.
+    free: Vec<Vec<[f64; 2]>>,
+    /// By kind, state and what a microbatch saves where nothing is computed again.
+    kinds: Vec<[f64; 2]>,
+    /// The best first.
+    savers: Vec<Saver>,
+    /// How many layers of each kind are before each layer of the model, and in all.
+    before: Vec<Vec<u32>>,
+}
+
+/// A part of what a layer saves that it lets go of for some time.
+#[derive(Debug, Clone, Copy)]
+struct Saver {
+    /// Kind of layer.
+    place: usize,
+    /// Of a microbatch.
+    seconds: f64,
+    bytes: f64,
+}
+
+impl Again {
+    /// The same of so many layers, all as light as the lightest of some kinds and as ready to let go as the readiest.
+    fn seconds_of(&self, rank: usize, kinds: &dyn Fn(usize) -> bool, layers: f64) -> Option<f64> {
+        let among = || (0..self.kinds.len()).filter(|&place| kinds(place));
+        let least = |of: usize| {
+            let each = among().map(|place| self.kinds[place][of]);
+            each.fold(f64::INFINITY, f64::min)
+        };
+        let ways = among().flat_map(|place| {
+            let own = self.savers.iter().filter(move |own| own.place == place);
+            own.scan([0.0; 2], |sum, own| {
+                *sum = [sum[0] + own.seconds, sum[1] + own.bytes];
+                Some(*sum)
+            })
+        });
+        let savers = savers(ways.collect());
+        let each = savers
+            .iter()
+            .map(|&[seconds, bytes]| [seconds * layers, bytes * layers]);
+        self.most_over(rank, [least(0) * layers, least(1) * layers], || {
+            each.clone()
+        })
+    }
+
+    /// Seconds of a microbatch that some layers, which follow one another, compute again at least on a pipeline rank: parts of
+    /// layers let go of parts of what they save, the best first. None where they have no room.
+    fn seconds(&self, rank: usize, layers: &Range<usize>) -> Option<f64> {
+        let (from, to) = (&self.before[layers.start], &self.before[layers.end]);
+        let count = |place: usize| f64::from(to[place] - from[place]);
+        let kinds = || self.kinds.iter().enumerate();
+        let sum = |of: usize| -> f64 { kinds().map(|(place, kind)| count(place) * kind[of]).sum() };
+        self.most_over(rank, [sum(0), sum(1)], || {
+            let each = self.savers.iter();
+            each.map(|saver| [saver.seconds, saver.bytes].map(|of| of * count(saver.place)))
+        })
+    }
+
+    /// Seconds in which layers of some state, which save so much of a microbatch, let go of what they have no room for at each
+    /// instant; none where all that they may is not enough.
+    fn most_over<S: Iterator<Item = [f64; 2]>>(
+        &self,
+        rank: usize,
+        [state, saved]: [f64; 2],
+        savers: impl Fn() -> S,
+    ) -> Option<f64> {
+        let mut most = 0.0_f64;
+        for &[free, live] in &self.free[rank] {
+            let mut over = state + saved * live - free;
+            let mut seconds = 0.0;
+            for [own_s, bytes] in savers() {
+                let bytes = bytes * live;
+                if over <= 0.0 {
+                    break;
+                }
+                let part = if bytes > over { over / bytes } else { 1.0 };
+                seconds += part * own_s;
+                over -= part * bytes;
+            }
+            if over > 1.0 {
+                return None;
+            }
+            most = most.max(seconds);
+        }
+        Some(most)
+    }
+}
+
+/// The most layers that each pipeline rank may hold, of each of several groups of kinds; any where there is none. And what it
+/// computes again at least, where layers may do so one by one.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Most(Vec<MostOf>);
+pub(crate) struct Most {
+    groups: Vec<MostOf>,
+    again: Option<Again>,
+}
 
 /// The most layers of some kinds.
 #[derive(Debug, Clone)]
@@ -323,20 +500,43 @@ struct MostOf {
 impl Most {
     /// Whether a rank may hold some layers, which follow one another.
     pub(crate) fn may_hold(&self, rank: usize, layers: &Range<usize>) -> bool {
-        let mut groups = self.0.iter();
+        let mut groups = self.groups.iter();
         groups.all(|of| of.before[layers.end] - of.before[layers.start] <= of.by_rank[rank])
+    }
+
+    /// Seconds of a microbatch that a rank computes again at least where it has some layers, which follow one another; none where
+    /// it may not hold them.
+    pub(crate) fn again_s(&self, rank: usize, layers: &Range<usize>) -> Option<f64> {
+        if !self.may_hold(rank, layers) {
+            return None;
+        }
+        let again = self.again.as_ref();
+        again.map_or(Some(0.0), |again| again.seconds(rank, layers))
+    }
+
+    /// The same of so many layers of some kinds, wherever they are; of more of them it is no less.
+    pub(crate) fn again_of_s(
+        &self,
+        rank: usize,
+        kinds: &dyn Fn(usize) -> bool,
+        layers: usize,
+    ) -> Option<f64> {
+        let again = self.again.as_ref();
+        again.map_or(Some(0.0), |again| {
+            again.seconds_of(rank, kinds, layers as f64)
+        })
     }
 
     /// Layers of all kinds that a rank may hold.
     pub(crate) fn of_rank(&self, rank: usize) -> u64 {
-        self.0
+        self.groups
             .last()
             .map_or(u64::MAX, |of_all| of_all.by_rank[rank])
     }
 
     /// A rank may hold no more than so many layers of all kinds.
     pub(crate) fn lower(&mut self, rank: usize, layers: u64) {
-        if let Some(of_all) = self.0.last_mut() {
+        if let Some(of_all) = self.groups.last_mut() {
             of_all.by_rank[rank] = of_all.by_rank[rank].min(layers);
         }
     }

@@ -10,10 +10,10 @@ use super::recompute::Sets;
 use super::room::{Most, Of, Room};
 use super::shape::Kind;
 use crate::memory::Occupancy;
-use crate::partition::{self, OneFOneB, Weights};
+use crate::partition::{self, OneStageEach, Weights};
 
 /// What stages weigh under some recompute sets beside the least of their layers: first layers that compute more again than
-/// those behind. Nothing that a rank may not hold has a weight.
+/// those behind, and what has to for want of room. Nothing that a rank may not hold has a weight.
 fn more<'q>(
     case: Case<'q>,
     sets: &Sets,
@@ -34,36 +34,31 @@ fn more<'q>(
         let to = first.map_or(layers.start, |(first, _)| {
             layers.end.min(layers.start + first)
         });
-        most.may_hold(stage, &layers)
-            .then(|| before[to] - before[layers.start])
+        let again = nanoseconds(most.again_s(stage, &layers)?);
+        Some(again.max(before[to] - before[layers.start]))
     }
 }
 
-/// Whether nothing but its layers says how long a stage takes, and what of a step comes before it: a rank has one stage, whose
-/// backward passes are whole and hide nothing.
-fn stages_add_up(case: Case<'_>) -> bool {
-    let question = case.question;
-    let hides = question.stack.hides(question.overlap).expert_alltoall;
-    let schedule = case.schedule;
-    case.layout.vpp() == 1 && !schedule.divides_backward() && !schedule.combines() && !hides
-}
-
-/// Whether the passes of a rank take what its layers take, whatever stages they are in, and come after a stage of each rank
-/// before it.
+/// Whether the passes of a rank take what its layers take, whatever stages they are in, and come after the forward pass of a stage
+/// of each rank before it: they hide nothing of each other.
 fn ranks_add_up(case: Case<'_>) -> bool {
     let question = case.question;
     let hides = question.stack.hides(question.overlap).expert_alltoall;
-    let schedule = case.schedule;
-    !schedule.is_vee() && !schedule.divides_backward() && !schedule.combines() && !hides
+    !case.schedule.combines() && !hides
+}
+
+/// Whether nothing else says how long a stage takes, and what of a step comes before it: a rank has one stage.
+fn stages_add_up(case: Case<'_>) -> bool {
+    case.layout.vpp() == 1 && ranks_add_up(case)
 }
 
 /// The least seconds in which ranks, each with room for so many layers at most, can do all of them.
 ///
-/// A rank begins when a microbatch has passed a stage of each rank before it, and ends as long before the step does
-/// ([`crate::simulate::lower_bound`]). So in a given time it does so many whole layers at most, were all as light as the lightest
-/// of some kinds; and all ranks together have to do as many as there are of these kinds. Of the layers of a rank the first
-/// `again`, or all where it has fewer, take `again_s` longer.
-fn least_of_ranks_s(case: Case<'_>, sets: &Sets, (again, again_s): (f64, f64), most: &Most) -> f64 {
+/// A rank begins when a microbatch has passed a stage of each rank before it, and where backward passes are whole, it ends as long
+/// before the step does ([`crate::simulate::lower_bound`]). So in a given time it does so many whole layers at most, were all as light as the lightest
+/// of some kinds; and all ranks together have to do as many as there are of these kinds. Of the layers of a rank some take longer:
+/// those at the beginning of its stages that some sets name, and those that have to for want of room.
+fn least_of_ranks_s(case: Case<'_>, sets: &Sets, most: &Most) -> f64 {
     let Case {
         question,
         layout,
@@ -78,53 +73,88 @@ fn least_of_ranks_s(case: Case<'_>, sets: &Sets, (again, again_s): (f64, f64), m
         2 * u64::from(layout.vpp()) * u64::from(layout.microbatches()) + 2 * u64::from(layout.pp());
     let rounded_s = Span(passes).seconds().0;
     let microbatches = f64::from(layout.microbatches());
+    let seconds = |layer: u32, kind: usize| shape.kinds[kind].both_s(sets.least(layer));
     let mut layers: Vec<f64> = (0..)
         .zip(&question.kind_of)
-        .map(|(layer, &kind)| shape.kinds[kind].both_s(sets.least(layer)))
+        .map(|(layer, &kind)| seconds(layer, kind))
         .collect();
     layers.sort_by(|a, b| b.total_cmp(a));
-    let (Some(&heaviest), Some(&lightest)) = (layers.first(), layers.last()) else {
+    let Some(&lightest) = layers.last() else {
         return 0.0;
     };
     let set = sets.of_ends();
     let ends = [&shape.embedding, &shape.head].map(|end| end.both_s(set));
     let may_be_bare = question.options.stages.is_some() || layout.stages() as usize > layers.len();
-    let stage = if may_be_bare { 0.0 } else { lightest };
+    let forward = question
+        .kind_of
+        .iter()
+        .map(|&kind| shape.kinds[kind].forward_s);
+    let [stage, embedding] = if case.schedule.divides_backward() {
+        [
+            forward.fold(f64::INFINITY, f64::min),
+            shape.embedding.forward_s,
+        ]
+    } else {
+        [lightest, ends[0]]
+    };
+    let stage = if may_be_bare { 0.0 } else { stage };
     let last = layout.places().rank_of(layout.stages() - 1);
     // Seconds of a step in which a rank does no layer.
     let beside = |rank: u32| {
-        let before = f64::from(rank) * stage + if rank > 0 { ends[0] } else { 0.0 };
+        let before = f64::from(rank) * stage + if rank > 0 { embedding } else { 0.0 };
         let own = [rank == 0, rank == last];
         let own = own.iter().zip(ends).filter(|(is_own, _)| **is_own);
         before + microbatches * own.map(|(_, end)| end).sum::<f64>()
     };
-    let beside: Vec<f64> = (0..layout.pp()).map(beside).collect();
-    // In so many seconds, layers of at least some weight.
-    let done = |seconds: f64, each: f64| -> f64 {
-        let of_rank = |(rank, beside): (usize, &f64)| {
-            let time = (seconds - beside) / microbatches;
-            let layers = (time / (each + again_s)).max((time - again * again_s) / each);
-            layers.floor().clamp(0.0, most.of_rank(rank) as f64)
-        };
-        beside.iter().enumerate().map(of_rank).sum()
+    let first = match *sets {
+        Sets::First { layers, set } => Some((layers, set)),
+        _ => None,
     };
-    let endless = beside.iter().copied().fold(0.0, f64::max)
-        + microbatches * (heaviest + again_s) * layers.len() as f64 * 2.0;
+    // Seconds of a microbatch in which a rank computes again some of so many layers.
+    let again_s = |rank: u32, layers: usize| {
+        let (named, set) = first?;
+        // One stage may have all but a layer of each other, and the last no layer.
+        let others = (layout.vpp() - 1).saturating_sub(u32::from(rank == last));
+        let others = if may_be_bare { 0 } else { others };
+        let again = layers.min((named + others) as usize) as f64;
+        let kinds = question.kind_of.iter().map(|&kind| &shape.kinds[kind]);
+        let each = kinds.map(|kind| kind.backward_s[set] - kind.backward_s[0]);
+        Some(again * each.fold(f64::INFINITY, f64::min).max(0.0))
+    };
     let mut least = 0.0_f64;
     for (count, each) in (1..).zip(&layers) {
-        let is_last_of_kind = layers.get(count).is_none_or(|next| next < each);
-        let count = count as f64;
-        if !is_last_of_kind || done(least, *each) >= count {
+        if layers.get(count).is_some_and(|next| next == each) {
             continue;
         }
+        // Where layers may compute again by themselves, all of a kind are alike before they do.
+        let among = |kind: usize| seconds(0, kind) >= *each;
+        // By rank: seconds of a step in which it does no layer, one, and so on to as many as it may hold.
+        let of_rank = |rank: u32| -> Vec<f64> {
+            let beside = beside(rank);
+            let held = most.of_rank(rank as usize).min(count as u64) as usize;
+            let done = (0..=held).map_while(|layers| {
+                let again = most.again_of_s(rank as usize, &among, layers)?;
+                let again = again.max(again_s(rank, layers).unwrap_or(0.0));
+                Some(beside + microbatches * (*each * layers as f64 + again))
+            });
+            done.collect()
+        };
+        let ranks: Vec<Vec<f64>> = (0..layout.pp()).map(of_rank).collect();
+        // In so many seconds, layers of at least some weight.
+        let done = |seconds: f64| -> usize {
+            let each = ranks.iter();
+            each.map(|done| done.partition_point(|&of| of <= seconds).saturating_sub(1))
+                .sum()
+        };
         // More time than all layers take: ranks have no room for them.
-        let (mut from, mut to) = (least, endless);
-        if done(to, *each) < count {
+        let all = ranks.iter().flatten().copied().fold(0.0, f64::max);
+        if done(all) < count {
             return f64::INFINITY;
         }
+        let (mut from, mut to) = (least, all.max(least));
         for _ in 0..64 {
             let middle = f64::midpoint(from, to);
-            if done(middle, *each) >= count {
+            if done(middle) >= count {
                 to = middle;
             } else {
                 from = middle;
@@ -154,7 +184,7 @@ pub(crate) fn least_s(case: Case<'_>, sets: &Sets, most: &Most, within_s: f64) -
     let least = if stages_add_up(case) {
         least_of_cuts_s(case, sets, most, within_s)
     } else {
-        least_of_ranks_s(case, sets, (0.0, 0.0), most)
+        least_of_ranks_s(case, sets, most)
     };
     floor.max(least).min(within_s)
 }
@@ -188,9 +218,7 @@ fn least_of_block_s(
     let least = if stages_add_up(case) {
         least_of_cuts_s(case, &sets, most, within_s)
     } else {
-        // One stage of a rank may have all but a layer of each other, and one end of the model no layer.
-        let layers = layers + layout.vpp().saturating_sub(2);
-        least_of_ranks_s(case, &sets, (f64::from(layers), again_s), most)
+        least_of_ranks_s(case, &sets, most)
     };
     floor.max(least).min(within_s)
 }
@@ -218,11 +246,12 @@ pub(crate) fn open_cuts(
     if least_s(case, sets, most, below_s) >= below_s {
         return Some(Vec::new());
     }
-    if !stages_add_up(case) {
-        return None;
-    }
     of_cuts(case, sets, below_s, |step, cap, _| {
-        step.cuts(cap, more(case, sets, most), limit)
+        if stages_add_up(case) {
+            step.cuts(cap, more(case, sets, most), limit)
+        } else {
+            partition::cuts(&step.both, step.stages, limit)
+        }
     })
 }
 
@@ -232,7 +261,7 @@ fn of_cuts<T>(
     case: Case<'_>,
     sets: &Sets,
     within_s: f64,
-    with: impl FnOnce(OneFOneB<'_>, u64, u64) -> T,
+    with: impl FnOnce(OneStageEach<'_>, u64, u64) -> T,
 ) -> T {
     let Case {
         question,
@@ -241,20 +270,30 @@ fn of_cuts<T>(
         ..
     } = case;
     let layers = layer_weights(case, sets);
-    let kinds = question.kind_of.iter().map(|&kind| &shape.kinds[kind]);
-    let forward: Vec<u64> = kinds.map(|kind| nanoseconds(kind.forward_s)).collect();
     let both = weights(case, &layers, sets);
+    let ends = [&shape.embedding, &shape.head];
+    let of = |part: &dyn Fn(&Kind, u64) -> u64| {
+        let kinds = question.kind_of.iter().map(|&kind| &shape.kinds[kind]);
+        let layers = kinds.zip(&layers).map(|(kind, &both)| part(kind, both));
+        let [first, last] = [(ends[0], both.first), (ends[1], both.last)];
+        let of_ends = [first, last].map(|(end, both)| part(end, both));
+        (layers.collect::<Vec<_>>(), of_ends)
+    };
+    let forward = of(&|kind, _| nanoseconds(kind.forward_s));
+    let passed = of(&|kind, both| both.saturating_sub(nanoseconds(kind.weight_s)));
+    let parts = [&forward, &passed].map(|(layers, [first, last])| Weights {
+        layers,
+        first: *first,
+        last: *last,
+        ..both
+    });
     let message = message(case).map_or(0.0, |message| question.costs.collective(&message).time.0);
-    let step = OneFOneB {
+    let step = OneStageEach {
         both,
-        forward: Weights {
-            layers: &forward,
-            first: nanoseconds(shape.embedding.forward_s),
-            last: nanoseconds(shape.head.forward_s),
-            ..both
-        },
+        forward: parts[0],
         hop: nanoseconds(message),
         beside: question.stack.sends_beside(question.overlap, layout.vpp()),
+        divided: case.schedule.divides_backward().then_some(parts[1]),
         stages: layout.stages(),
         microbatches: layout.microbatches(),
     };

@@ -1,6 +1,7 @@
 //! Tests of the search: laws, published layouts, refusals.
 
 mod brute;
+mod least;
 mod open;
 mod predicted;
 mod pruning;

@@ -91,6 +91,14 @@ impl Found<'_> {
         question.options.stages.is_some() || self.unit.layout.stages() == 1
     }
 
+    /// See [`StageSplit::mixed_bound_s`].
+    pub(crate) fn mixed_bound_s(&self, question: &Question<'_>) -> f64 {
+        let (layout, schedules) = (self.unit.layout, self.unit.schedules);
+        let simulated = schedules.simulated(layout, self.schedule);
+        let case = self.case(question);
+        self.split.mixed_bound_s(case, self.occupancies, &simulated)
+    }
+
     /// In short, as an answer lists it.
     pub(crate) fn candidate(&self, question: &Question<'_>) -> Candidate {
         Candidate {

@@ -127,12 +127,11 @@ pub(crate) fn gap_of(found: &Found<'_>, questions: &[Question<'_>]) -> Option<f6
         return found.split_is_whole(question).then_some(0.0);
     }
     let mut bound = found.step_s;
-    if question.by_layer == Some(ByLayer::Each) && !question.recompute(&found.sets).is_none() {
-        let case = found.case(question);
-        bound = found.split.mixed_bound_s(case, found.occupancies);
-    }
     if !found.split_is_whole(question) {
-        bound = bound.min(least_of_splits_s(questions, found.unit, found.step_s));
+        bound = least_of_splits_s(questions, found.unit, found.step_s);
+    } else if question.by_layer == Some(ByLayer::Each) && !question.recompute(&found.sets).is_none()
+    {
+        bound = found.mixed_bound_s(question).min(bound);
     }
     Some((1.0 - bound / found.step_s).max(0.0))
 }

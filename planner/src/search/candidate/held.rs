@@ -15,10 +15,12 @@ use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, placement};
 use crate::runtime::{Height as _, Level, Running, StageMemory, Stretch, highest};
 use crate::search::by_layer::{self, Chunk};
+use crate::search::by_set::OfSet;
 use crate::search::mix::{self, Alike, Way};
 use crate::search::recompute::Sets;
+use crate::search::schedules::Simulated;
 use crate::search::shape::{Kind, Question, Shape};
-use crate::simulate::lower_bound;
+use crate::simulate::{StageTimes, lower_bound};
 use crate::stack::{ByLayer, graphs};
 
 /// A backward pass of a stage in two: that of the layers behind its first, and that of those.
@@ -490,9 +492,8 @@ impl StageSplit {
         }
         let (layout, shape) = (case.layout, case.shape);
         let plain = &case.question.choices[0];
-        let mut times = self.times(case, plain);
         let mut fits = true;
-        for (rank, occupancies) in occupancies.iter().enumerate() {
+        let more_s = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
             let own = own(case.layout, rank);
             let memory = self.own_memory((layout, shape), rank, plain);
             let rooms = self.rooms(case, rank, occupancies);
@@ -520,6 +521,20 @@ impl StageSplit {
                     more_s = more_s.max(over / rate.fold(0.0, f64::max));
                 }
             }
+            more_s
+        };
+        let more_s: Vec<f64> = occupancies.iter().enumerate().map(more_s).collect();
+        let times = self.times_with(case, &more_s);
+        (!fits).then(|| lower_bound(layout.places(), layout.microbatches(), &times))
+    }
+
+    /// Durations where nothing is computed again but what takes each rank so many seconds of a microbatch, at least: its last stage
+    /// has them.
+    fn times_with(&self, case: Case<'_>, more_s: &[f64]) -> StageTimes {
+        let plain = &case.question.choices[0];
+        let mut times = self.times(case, plain);
+        for (rank, more_s) in more_s.iter().enumerate() {
+            let own = own(case.layout, rank);
             let last = own.clone().last().expect("a rank has a stage");
             let more = Span((more_s.min(1e9) * 1e9) as u64);
             // What passes wait for, and what is reduced after the last, may be hidden under it.
@@ -538,7 +553,7 @@ impl StageSplit {
             times.backward[last] += more - waits[0].min(more);
             times.last_backward[last] += more - (waits[1] + reduce).min(more);
         }
-        (!fits).then(|| lower_bound(layout.places(), layout.microbatches(), &times))
+        times
     }
 
     /// Bytes that the stages of a rank may take at some instants.
@@ -563,81 +578,66 @@ impl StageSplit {
         allocated as i64 - (held.total().0 as i64 - overhead as i64)
     }
 
-    /// What the step could shrink to if every layer chose its recompute set by itself: see
-    /// [`crate::search::mix`]. No schedule runs this layout and split in less.
-    pub(crate) fn mixed_bound_s(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> f64 {
-        let Case {
-            question,
-            layout,
-            shape,
-            ..
-        } = case;
-        let microbatches = f64::from(layout.microbatches());
-        let (mut before, mut bound) = (0.0, 0.0_f64);
-        for (rank, occupancies) in occupancies.iter().enumerate() {
-            let room = self.room(question, rank) as f64 / GIB as f64;
+    /// What the step could shrink to if every layer chose its recompute set by itself: see [`crate::search::mix`]. No choice for
+    /// each layer runs this layout and split in less.
+    pub(crate) fn mixed_bound_s(
+        &self,
+        case: Case<'_>,
+        occupancies: &[Vec<Occupancy>],
+        simulated: &Simulated,
+    ) -> f64 {
+        let (layout, shape) = (case.layout, case.shape);
+        let plain = &case.question.choices[0];
+        let more_s = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
+            let memory = self.own_memory((layout, shape), rank, plain);
+            let mut rooms: Vec<f64> = self
+                .rooms(case, rank, occupancies)
+                .into_iter()
+                .map(|room| room as f64)
+                .collect();
             let mut groups = Vec::new();
-            // What gradients of weights need at least, whatever runs again.
-            let mut least = vec![0.0; occupancies.len()];
-            let mut ends_s = 0.0;
-            for stage in own(layout, rank) {
+            for (stage, memory) in own(layout, rank).zip(&memory) {
                 let chunk = layout.places().chunk_of(stage as u32) as usize;
-                let live: Vec<u32> = occupancies.iter().map(|m| m.live[chunk]).collect();
-                for (kind, &layers) in shape.kinds.iter().zip(&self.counts[stage]) {
+                let live: Vec<u32> = occupancies.iter().map(|at| at.live[chunk]).collect();
+                // What is kept of the ends of the model and of messages, and of gradients of weights at least.
+                let mut ends = memory.passes.saved.total();
+                let mut kept = 0;
+                let kinds = shape.kinds.iter().zip(&self.counts[stage]);
+                for (kind, &layers) in kinds.filter(|(_, layers)| **layers > 0) {
+                    let saved = |memory: &OfSet| memory.passes().saved.total();
+                    ends -= i64::from(layers) * saved(&kind.memory[0]);
                     let each = kind.memory.distinct().iter();
-                    let kept = each.map(|memory| memory.passes().kept.gib());
-                    let kept = f64::from(layers) * kept.fold(f64::INFINITY, f64::min);
-                    for (least, at) in least.iter_mut().zip(occupancies) {
-                        *least += kept * f64::from(at.kept[chunk]);
-                    }
+                    let least = each.map(|memory| memory.passes().kept.total()).min();
+                    kept += i64::from(layers) * least.unwrap_or(0);
                     let ways = kind.memory.iter().zip(&kind.backward_s);
-                    let sent_s: f64 = kind.sent_s().iter().sum();
                     groups.push(Alike {
                         layers,
                         live: live.clone(),
                         ways: ways
                             .map(|(memory, backward_s)| Way {
-                                seconds: kind.forward_s + backward_s - sent_s,
-                                gib: memory.passes().saved.gib(),
+                                seconds: (backward_s - kind.backward_s[0]).max(0.0),
+                                gib: saved(memory) as f64 / GIB as f64,
                             })
                             .collect(),
                     });
                 }
-                let first = (stage == 0).then_some(&shape.embedding);
-                let last = (stage + 1 == self.stages.len()).then_some(&shape.head);
-                for end in first.into_iter().chain(last) {
-                    ends_s += end.least_s(0)[1];
+                for (room, at) in rooms.iter_mut().zip(occupancies) {
+                    *room -= ends as f64 * f64::from(at.live[chunk]);
+                    *room -= kept as f64 * f64::from(at.kept[chunk]);
                 }
             }
-            groups.retain(|group| group.layers > 0);
-            // The first stage keeps nothing of what it sends.
-            let sent = |m: &Occupancy| self.message * i64::from(m.live[0]);
-            let rooms: Vec<f64> = occupancies
-                .iter()
-                .zip(least)
-                .map(|(m, least)| {
-                    if rank == 0 {
-                        room + sent(m).gib() - least
-                    } else {
-                        room - least
-                    }
-                })
-                .collect();
-            if let Some(work) = mix::least_work(&groups, &rooms) {
-                bound = bound.max(before + microbatches * (work + ends_s));
-            }
-            // Stages before it still have their backward passes behind its last one; not so where that is a
-            // divided one.
-            let back = if case.schedule.divides_backward() {
-                Span::ZERO
-            } else {
-                let hidden = self.under_first.hidden.as_ref();
-                let alone = hidden.map_or(Span::ZERO, |hidden| hidden.alone[rank]);
-                self.under_first.backward[rank] - alone
-            };
-            before += (self.under_first.forward[rank] + back).seconds().0;
-        }
-        bound
+            let rooms: Vec<f64> = rooms.iter().map(|room| room / GIB as f64).collect();
+            // As exact as solvers are.
+            mix::least_work(&groups, &rooms).unwrap_or(0.0) * (1.0 - 1e-9)
+        };
+        let more_s: Vec<f64> = occupancies.iter().enumerate().map(more_s).collect();
+        let times = self.times_with(case, &more_s);
+        let step = if layout.vpp() == 1 {
+            simulated.simulator().run(&times).total
+        } else {
+            lower_bound(layout.places(), layout.microbatches(), &times)
+        };
+        step.seconds().0
     }
 
     /// Buffers that stay: one for each shape of weight, workspaces.

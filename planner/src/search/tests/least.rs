@@ -1,0 +1,185 @@
+//! What no split takes less than, against all of them where ranks have little room.
+
+use moefold_profiles::pricing::Costs;
+use moefold_profiles::statistics::median;
+
+use super::{cluster, cuts};
+use crate::choice::{ScheduleName, StackName};
+use crate::layout::{Batch, Layout};
+use crate::model::{Model, presets};
+use crate::options::SearchOptions;
+use crate::rules::Rules;
+use crate::search::candidate::{Case, StageSplit};
+use crate::search::recompute::Sets;
+use crate::search::room::{Of, Room};
+use crate::search::schedules::Schedules;
+use crate::search::shape::{Question, Shapes};
+use crate::search::unit::peak;
+use crate::search::watch::unwatched;
+use crate::search::{self, Asked, ENDLESS_GIB, candidates, stages};
+use crate::stack::megatron::Declared;
+
+/// Layers of the model: dense ones first.
+const LAYERS: u32 = 6;
+
+/// By how much bounds are below what all splits take, by what recomputes: all layers alike, the first of stages, and each by itself.
+#[derive(Default)]
+struct Off([Vec<f64>; 3]);
+
+impl Off {
+    /// All splits of a layout under a schedule, whose ranks have so much room.
+    fn add(
+        &mut self,
+        asked: &Asked<'_>,
+        (question, shapes): (&Question<'_>, &Shapes),
+        (layout, schedule): (&Layout, ScheduleName),
+        schedules: &Schedules,
+        share: f64,
+    ) {
+        let case = |shape| Case {
+            question,
+            layout,
+            shape,
+            schedule,
+        };
+        let whole = case(&shapes.all(question)[0]);
+        let held = case(&shapes.held_under(question, schedule, true)[0]);
+        let occupancies = schedules.occupancies(layout, schedule);
+        let simulated = schedules.simulated(layout, schedule);
+        let all = cuts(LAYERS, layout.stages(), [1, 0]).into_iter();
+        let all: Vec<StageSplit> = all.map(|cut| StageSplit::new(held, cut)).collect();
+        let plain = &question.choices[0];
+        let of_plain = all
+            .iter()
+            .map(|split| peak(&split.memory(held, plain, occupancies)));
+        let capacity = of_plain.min().expect("a cut").scale(share);
+        let options = SearchOptions {
+            memory_gib: Some(capacity.gib()),
+            ..question.options.clone()
+        };
+        let rules = &Rules::of(asked.model, &options);
+        let options = &options;
+        let question = &search::question(&Asked { options, ..*asked }, rules).expect("legal");
+        let capacity = question.capacity();
+        let [whole, held] = [whole, held].map(|case| Case { question, ..case });
+        let room = Room::new(whole, occupancies, capacity).expect("whole weights");
+        let step_s = |split: &StageSplit, sets: &Sets| {
+            let times = split.times(held, sets);
+            simulated.simulator().run(&times).total.seconds().0
+        };
+        let fits = |split: &StageSplit, sets: &Sets| {
+            peak(&split.memory(held, sets, occupancies)) <= capacity
+        };
+        let set = question.sets.len() - 1;
+        let first = (1..3).map(|layers| Sets::First { layers, set });
+        let alike = question.choices.iter().step_by(7).cloned();
+        for (kind, sets) in alike
+            .map(|sets| (0, sets))
+            .chain(first.map(|sets| (1, sets)))
+        {
+            let fitting = all.iter().filter(|split| fits(split, &sets));
+            let each = fitting.map(|split| (split, step_s(split, &sets)));
+            self.check(
+                kind,
+                (whole, &room),
+                Of::Choice(&sets),
+                &each.collect::<Vec<_>>(),
+            );
+        }
+        let by_layer = all.iter().filter_map(|split| {
+            let sets = split.by_layer(held, occupancies);
+            let sets = sets.filter(|sets| fits(split, sets))?;
+            let own_s = step_s(split, &sets);
+            let bound_s = split.mixed_bound_s(held, occupancies, &simulated);
+            assert!(
+                bound_s <= own_s,
+                "{layout:?} {schedule:?}: {bound_s} {own_s}"
+            );
+            Some((split, own_s))
+        });
+        self.check(2, (whole, &room), Of::Any, &by_layer.collect::<Vec<_>>());
+    }
+
+    /// No split takes less than the bound, and none that takes little is not open.
+    fn check(
+        &mut self,
+        kind: usize,
+        (case, room): (Case<'_>, &Room<'_>),
+        of: Of<'_>,
+        each: &[(&StageSplit, f64)],
+    ) {
+        let by_time = |a: &&(&StageSplit, f64), b: &&(&StageSplit, f64)| a.1.total_cmp(&b.1);
+        let Some(&(_, best_s)) = each.iter().min_by(by_time) else {
+            return;
+        };
+        let name = || format!("{:?} {:?} {of:?}", case.layout, case.schedule);
+        assert!(room.may_hold(of), "{}", name());
+        let most = room.most(of);
+        let sets = match of {
+            Of::Choice(sets) => sets,
+            Of::Any => &case.question.choices[0],
+        };
+        let bound_s = stages::least_s(case, sets, &most, 1e6);
+        assert!(bound_s <= best_s, "{}: {bound_s} {best_s}", name());
+        if case.layout.vpp() == 1 {
+            self.0[kind].push(best_s / bound_s - 1.0);
+        }
+        let below_s = 1.02 * best_s;
+        let open = stages::open_cuts(case, sets, &most, (below_s, 1000)).expect("few");
+        for (split, _) in each.iter().filter(|(_, own_s)| *own_s < below_s) {
+            assert!(
+                open.contains(&split.stages),
+                "{}: {:?}",
+                name(),
+                split.stages
+            );
+        }
+    }
+}
+
+fn of_layers(stack: StackName, every: usize) -> Off {
+    let mut model: Model = presets::load("deepseek-v3").expect("a preset");
+    model.layers.drain(LAYERS as usize + 1..);
+    model.layers.drain(..1);
+    let mut cluster = cluster("dgx-h100");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 64,
+    };
+    let options = SearchOptions::new(batch, stack);
+    let (costs, rules) = (
+        Costs::for_cluster(&cluster, &[]),
+        Rules::of(&model, &options),
+    );
+    let asked = Asked::new(&model, &cluster, 16, &options, &costs, &Declared);
+    let question = &search::question(&asked, &rules).expect("legal");
+    let layouts = candidates(std::slice::from_ref(question), 16, &rules, &unwatched);
+    let layouts = layouts.expect("unwatched").layouts;
+    let schedules = Schedules::new(question, &layouts, &unwatched).expect("unwatched");
+    let is_cut = |layout: &&Layout| layout.pp() > 1 && layout.stages() <= LAYERS;
+    let mut off = Off::default();
+    for layout in layouts.iter().filter(is_cut).step_by(every) {
+        let shapes = Shapes::new(layout);
+        for schedule in question.schedules(layout.pp(), layout.vpp()) {
+            for share in [1.2, 0.9, 0.75] {
+                let of = (question, &shapes);
+                off.add(&asked, of, (layout, schedule), &schedules, share);
+            }
+        }
+    }
+    off
+}
+
+/// Whatever recomputes, and in whatever order passes run. Bounds are near where ranks have one stage each.
+#[test]
+fn law_no_split_that_has_room_takes_less_than_its_bound() {
+    for stack in [StackName::Megatron, StackName::Moefold] {
+        let Off(off) = of_layers(stack, 7);
+        for (off, most) in off.into_iter().zip([0.08, 0.12, 0.16]) {
+            let count = off.len();
+            let usual = median(off).expect("some");
+            assert!(count > 100 && usual < most, "{stack:?} {count}: {usual}");
+        }
+    }
+}
