@@ -19,12 +19,14 @@ mod cuts;
 mod explain;
 mod floor;
 mod front;
+mod judged;
 mod least;
 mod longest;
 mod mix;
 mod offload;
 mod otherwise;
 mod predict;
+mod questions;
 mod recompute;
 mod request;
 mod room;
@@ -45,7 +47,6 @@ mod why;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::{iter, mem};
 
 use moefold_profiles::Cluster;
 use moefold_profiles::Precision;
@@ -53,18 +54,15 @@ use moefold_profiles::pricing::Costs;
 use rayon::prelude::*;
 
 use crate::answer::{InsideDomain, SearchRecord, Shortage, Why};
-use crate::choice::{Objective, Offload, Recompute};
-use crate::layout::{Degrees, Illegal, Layout, Order, PartialDegrees};
+use crate::choice::Objective;
+use crate::layout::{Layout, Order, PartialDegrees};
 use crate::mesh::{GroupKind, placement};
 use crate::model::Model;
 use crate::options::{LeastMemory, PlanError, SearchOptions};
 use crate::plan::{Alternative, PlannedLayout};
-use crate::rules::{
-    KeyWays, Rules, TOGETHER, bounds_rows, clash, preprocesses, runs_beside, space,
-};
+use crate::rules::Rules;
 use crate::runtime::Runtime;
 use crate::simulate::Simulator;
-use crate::stack::{ByLayer, Stack};
 
 pub use again::{ENDLESS_GIB, again};
 pub use asked::Asked;
@@ -74,12 +72,13 @@ pub use unsearched::unsearched;
 use around::around;
 use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
+use judged::{Candidates, candidates};
 use least::{Open, open_splits};
 use predict::Priced;
-use recompute::Sets;
-use request::{check_request, nearest};
+use questions::questions;
+use request::nearest;
 use schedules::Schedules;
-use shape::{Assumption, Question, Shapes, shape_key};
+use shape::{Question, Shapes, shape_key};
 use survey::survey;
 pub use walk::{starts, walk};
 pub use watch::{Aim, Phase, Progress, Watch};
@@ -443,180 +442,11 @@ fn bounds(asked: &Asked<'_>, own: &PlannedLayout) -> Option<[f64; 2]> {
     })
 }
 
-/// The tuples of degrees of a space, judged.
-#[derive(Default)]
-struct Candidates {
-    /// Those that are legal and worth trying.
-    layouts: Vec<Layout>,
-    /// Candidates there are: tuples times what else is open.
-    space: u64,
-    /// Why candidates are refused, in the order in which reasons are met: a search adds to a few of them
-    /// tens of thousands of times.
-    refusals: Vec<Refusal>,
-    /// Candidates whose weights alone are too much.
-    too_large: u64,
-    /// Whether some tuple is legal.
-    any_legal: bool,
-}
-
-/// Candidates refused for one reason.
-struct Refusal {
-    /// The short key they are counted under.
-    reason: &'static str,
-    count: u64,
-    /// A sentence about the first.
-    example: String,
-}
-
 /// Splits of a layout that may take less than the best, and are tried one by one, at most.
 const SPLITS: usize = 1000;
 
-/// Tuples that are judged between two looks at the watch.
-const JUDGED: usize = 1 << 16;
-
 /// Layouts whose steps are bounded between two looks at the watch.
 const BOUNDED: usize = 1 << 6;
-
-fn candidates(
-    questions: &[Question<'_>],
-    gpus: u32,
-    rules: &Rules,
-    watch: &Watch<'_>,
-) -> Result<Candidates, PlanError> {
-    let question = &questions[0];
-    let options = question.options;
-    let spaces = pins(options, gpus);
-    let each = |pins: &PartialDegrees| space(question.model, gpus, &options.batch, pins);
-    let begins = Looks::new(watch, Phase::Judging, 0);
-    if begins.look().is_break() {
-        return Err(PlanError::Stopped);
-    }
-    let all = spaces.iter().map(|pins| each(pins).count()).sum();
-    let looks = Looks::new(watch, Phase::Judging, all);
-    let mut tuples = spaces.iter().flat_map(each);
-    let mut some = Vec::with_capacity(JUDGED);
-    let (mut found, mut layouts) = (Candidates::default(), Vec::new());
-    loop {
-        if looks.look().is_break() {
-            return Err(PlanError::Stopped);
-        }
-        some.clear();
-        some.extend(tuples.by_ref().take(JUDGED));
-        let parts: Vec<Candidates> = some
-            .par_chunks(TOGETHER)
-            .map_init(Weights::new, |weights, some| {
-                Candidates::among(questions, rules, weights, some)
-            })
-            .collect();
-        for mut part in parts {
-            layouts.push(mem::take(&mut part.layouts));
-            found.add(part);
-        }
-        looks.seen(some.len());
-        if some.len() < JUDGED {
-            found.layouts = layouts.concat();
-            return Ok(found);
-        }
-    }
-}
-
-/// What is pinned of each space that is looked at: one, or where stages are given one for each division of them
-/// among pipeline ranks.
-fn pins(options: &SearchOptions, gpus: u32) -> Vec<PartialDegrees> {
-    let pins = options.pins;
-    let (Some(given), None) = (&options.stages, pins.vpp) else {
-        return vec![pins];
-    };
-    let stages = given.stages().len() as u32;
-    let divides = |pp: &u32| stages.is_multiple_of(*pp) && gpus.is_multiple_of(*pp);
-    let ranks = (1..=stages).filter(divides);
-    let divided = ranks.filter(|&pp| pins.pp.is_none_or(|pin| pin == pp));
-    let divided: Vec<PartialDegrees> = divided
-        .map(|pp| PartialDegrees {
-            pp: Some(pp),
-            vpp: Some(stages / pp),
-            ..pins
-        })
-        .collect();
-    if divided.is_empty() {
-        vec![pins]
-    } else {
-        divided
-    }
-}
-
-impl Candidates {
-    /// Those among some tuples.
-    fn among(
-        questions: &[Question<'_>],
-        rules: &Rules,
-        weights: &mut Weights,
-        tuples: &[Degrees],
-    ) -> Self {
-        let question = &questions[0];
-        let capacity = question.capacity();
-        let (mut broken, mut each) = (Vec::new(), Vec::new());
-        let mut found = Self::default();
-        for degrees in tuples {
-            let ways = questions.iter().map(|question| question.ways(degrees));
-            each.clear();
-            each.extend(questions.iter().zip(ways));
-            let legal = each.iter().map(|(of, ways)| ways * of.legal_sets());
-            let legal: u64 = legal.sum();
-            let illegal = each
-                .iter()
-                .map(|(of, ways)| ways * of.illegal_sets.len() as u64);
-            let all = legal + illegal.sum::<u64>();
-            found.space += all;
-            let Some(layout) = rules.judge(degrees, true, &mut broken) else {
-                found.refuse(broken[0].reason(), all, &broken[0]);
-                continue;
-            };
-            found.any_legal = true;
-            let fits = held(question, &layout, weights) <= capacity;
-            let other = question.renumbered(&layout);
-            if other.is_some() {
-                found.space += all;
-            }
-            // What is refused of one order is of the other.
-            for layout in iter::once(layout).chain(other) {
-                for (question, ways) in &each {
-                    for illegal in &question.illegal_sets {
-                        found.refuse(illegal.reason(), *ways, illegal);
-                    }
-                }
-                if fits {
-                    found.layouts.push(layout);
-                } else {
-                    found.too_large += legal;
-                }
-            }
-        }
-        found
-    }
-
-    /// Counts those of the tuples that follow, whose layouts are kept elsewhere.
-    fn add(&mut self, other: Self) {
-        self.space += other.space;
-        self.too_large += other.too_large;
-        self.any_legal |= other.any_legal;
-        for of in other.refusals {
-            self.refuse(of.reason, of.count, &of.example);
-        }
-    }
-
-    /// Counts; the sentence is written once a reason, for there are many refusals.
-    fn refuse(&mut self, reason: &'static str, count: u64, why: &dyn std::fmt::Display) {
-        match self.refusals.iter_mut().find(|r| r.reason == reason) {
-            Some(before) => before.count += count,
-            None => self.refusals.push(Refusal {
-                reason,
-                count,
-                example: why.to_string(),
-            }),
-        }
-    }
-}
 
 /// The best of some units, best first.
 struct Ranked<'a> {
@@ -720,159 +550,6 @@ fn inside_domain(
         best: ranking
             .first()
             .map(|found| found.candidate(&questions[found.question])),
-    })
-}
-
-/// What is asked under each choice of what leaves for the host and what CUDA graphs launch, of these those of more first.
-fn questions<'a>(
-    asked: &Asked<'a>,
-    rules: &Rules,
-    variants: &'a [SearchOptions],
-) -> Result<Vec<Question<'a>>, PlanError> {
-    let of = |options: &'a SearchOptions| question(&Asked { options, ..*asked }, rules);
-    let mut questions: Vec<Question<'a>> = variants.iter().map(of).collect::<Result<_, _>>()?;
-    let graphs = |options: &SearchOptions| options.fixed_graphs();
-    for (number, options) in variants.iter().enumerate() {
-        let own = graphs(options);
-        let leaves = |number: usize| questions[number].offload();
-        let has_all = |above: &&usize| {
-            let other = graphs(&variants[**above]);
-            let mut stays = leaves(**above).modules();
-            let dispatchers = &questions[**above].dispatchers;
-            let mut tried = questions[number].dispatchers.iter();
-            !other.is_whole()
-                && own.modules().all(|module| other.covers(module))
-                && stays.all(|module| leaves(number).covers(module))
-                && tried.all(|dispatcher| dispatchers.contains(dispatcher))
-        };
-        let above: Vec<usize> = (0..number).collect();
-        let above = above.iter().filter(has_all).copied().collect();
-        questions[number].above = above;
-    }
-    Ok(questions)
-}
-
-impl Question<'_> {
-    /// A layout with its ranks in the other order, where orders are open and that is legal and may take other time: only
-    /// groups of replicas and of stages lie elsewhere, so it does where one of those crosses domains or nodes
-    /// otherwise.
-    fn renumbered(&self, layout: &Layout) -> Option<Layout> {
-        if self.options.order.is_some() || layout.pp() == 1 || layout.dp() == 1 {
-            return None;
-        }
-        let other = layout.numbered(Order::DP_LAST)?;
-        let kinds = [GroupKind::DpCp, GroupKind::Edp, GroupKind::Pp];
-        let of = |layout| kinds.map(|kind| placement(layout, kind, self.cluster));
-        let differs = of(layout) != of(&other);
-        // Parts of replicas may lie elsewhere where the whole does not.
-        (differs || self.options.instances > 1).then_some(other)
-    }
-}
-
-/// Checks what was asked against what stack and cluster can do, and gathers what a search shares.
-fn question<'a>(asked: &Asked<'a>, rules: &Rules) -> Result<Question<'a>, PlanError> {
-    let Asked {
-        model,
-        cluster,
-        gpus,
-        options,
-        costs,
-        runtime,
-        ..
-    } = *asked;
-    let stack = Stack::on(options.stack, cluster, costs.host());
-    let stack = stack.under(options.fixed_graphs(), options.overlap);
-    let unable = |what: String, limit: String| Err(PlanError::Unable { what, limit });
-    if let Some(reason) = runtime.refuses(model, options.precision) {
-        return unable(format!("`stack` {}", stack.name().name()), reason);
-    }
-    if gpus == 0 {
-        return unable(
-            "`gpus` 0".to_owned(),
-            "a job has at least one rank".to_owned(),
-        );
-    }
-    if let Some(there) = cluster.num_gpus
-        && gpus > there
-    {
-        return unable(
-            format!("`gpus` {gpus}"),
-            format!("cluster {} has {there}", cluster.name),
-        );
-    }
-    check_request(asked, rules)?;
-    let compute = options.precision.compute();
-    if cluster.gpu.peak(compute).is_none() {
-        return unable(
-            format!("`precision` {}", options.precision),
-            format!("{} does not compute in {compute}", cluster.gpu.name),
-        );
-    }
-    let dispatchers = match options.dispatcher {
-        _ if model.num_moe_layers() == 0 => vec![stack.common().dispatchers[0]],
-        None => {
-            let all = stack.common().dispatchers.iter().copied();
-            let pads = options.capacity.is_some_and(|capacity| capacity.pad);
-            let overlap = options.overlap.unwrap_or_default();
-            let beside = overlap.shared_expert || overlap.expert_alltoall;
-            all.filter(|&dispatcher| !pads || stack.pads_under(dispatcher))
-                .filter(|&dispatcher| !beside || runs_beside(dispatcher))
-                .filter(|&dispatcher| preprocesses(options, dispatcher))
-                .collect()
-        }
-        Some(wanted) => vec![wanted],
-    };
-    let (mut sets, mut choices) = match &options.recompute {
-        Some(plan) => recompute::of_plan(plan, model),
-        None => (recompute::sets(model), Vec::new()),
-    };
-    let illegal = |set: &Recompute| clash(options, set);
-    let searched = options.recompute.is_none();
-    let illegal_sets: Vec<Illegal> = sets.iter().filter_map(illegal).collect();
-    if searched {
-        sets.retain(|set| illegal(set).is_none());
-        choices = (0..sets.len()).map(Sets::Every).collect();
-    }
-    let by_time = options.objective != Objective::Memory;
-    // What leaves beside which layer is not a matter of layers alone.
-    let alone = searched
-        && by_time
-        && choices.len() > 1
-        && options.offload == Some(Offload::NONE)
-        // Nor is what is alive while passes take turns.
-        && !options.overlap.unwrap_or_default().expert_alltoall;
-    let by_layer = match stack.recomputes() {
-        // Whole layers run again, which other choices may rule out.
-        ByLayer::Block => (sets.last() == Some(&Recompute::Full)).then_some(ByLayer::Block),
-        ByLayer::Each => Some(ByLayer::Each),
-    };
-    let by_layer = by_layer.filter(|_| alone);
-    let recorded = options.routing.as_ref();
-    let routing = recorded.map_or(Assumption::BALANCED, Assumption::Recorded);
-    let (distinct, kind_of) = shape::distinct(model, routing);
-    Ok(Question {
-        runtime,
-        model,
-        cluster,
-        options,
-        splits: &[],
-        costs,
-        overlap: options
-            .overlap
-            .unwrap_or_else(|| stack.overlap(options.optimizer)),
-        stack,
-        sets,
-        choices,
-        by_layer,
-        illegal_sets,
-        dispatchers,
-        keys: KeyWays::of(model, options),
-        routing,
-        above: Vec::new(),
-        needs_exchange: bounds_rows(model, options),
-        limit: None,
-        kind_of,
-        distinct,
     })
 }
 

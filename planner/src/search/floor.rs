@@ -400,9 +400,11 @@ mod tests {
     use crate::model::presets;
     use crate::options::SearchOptions;
     use crate::rules::Rules;
+    use crate::search::judged::candidates;
+    use crate::search::questions::question;
     use crate::search::shape::Shapes;
     use crate::search::watch::unwatched;
-    use crate::search::{Asked, candidates, plan, question};
+    use crate::search::{Asked, plan};
     use crate::stack::megatron::Declared;
     use moefold_profiles::calibration::Factors;
 

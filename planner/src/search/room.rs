@@ -560,12 +560,14 @@ mod tests {
     use crate::options::SearchOptions;
     use crate::rules::Rules;
     use crate::schedule::Schedule;
+    use crate::search::Asked;
     use crate::search::candidate::StageSplit;
+    use crate::search::judged::candidates;
+    use crate::search::questions::question;
     use crate::search::shape::Shape;
     use crate::search::tests::cuts;
     use crate::search::unit::peak;
     use crate::search::watch::unwatched;
-    use crate::search::{Asked, candidates, question};
     use crate::stack::megatron::Declared;
 
     /// Of all splits of a layout the one of least memory has room, and with a fifth less of it few would.

@@ -361,10 +361,12 @@ mod tests {
     use crate::options::SearchOptions;
     use crate::rules::Rules;
     use crate::schedule::Schedule;
+    use crate::search::Asked;
+    use crate::search::judged::candidates;
+    use crate::search::questions::question;
     use crate::search::shape::Shape;
     use crate::search::tests::cuts;
     use crate::search::watch::unwatched;
-    use crate::search::{Asked, candidates, question};
     use crate::simulate::Simulator;
     use crate::stack::megatron::Declared;
 

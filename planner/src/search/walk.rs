@@ -11,9 +11,10 @@ use moefold_profiles::units::{Bytes, GIB, Instant, Seconds};
 use moefold_profiles::{ByClass, Collective, CollectiveKind, Op, Pass, TensorClass};
 
 use super::candidate::{Case, StageSplit};
+use super::questions::question;
 use super::recompute::Sets;
 use super::shape::{Kind, Shape};
-use super::{Asked, prices, question};
+use super::{Asked, prices};
 use crate::choice::Zero;
 use crate::layout::Layout;
 use crate::mesh::{self, Placement};

@@ -10,13 +10,15 @@ use crate::model::{Model, presets};
 use crate::options::SearchOptions;
 use crate::rules::Rules;
 use crate::search::candidate::{Case, StageSplit};
+use crate::search::judged::candidates;
+use crate::search::questions;
 use crate::search::recompute::Sets;
 use crate::search::room::{Of, Room};
 use crate::search::schedules::Schedules;
 use crate::search::shape::{Question, Shapes};
 use crate::search::unit::peak;
 use crate::search::watch::unwatched;
-use crate::search::{self, Asked, ENDLESS_GIB, candidates, stages};
+use crate::search::{Asked, ENDLESS_GIB, stages};
 use crate::stack::megatron::Declared;
 
 /// Layers of the model: dense ones first.
@@ -59,7 +61,7 @@ impl Off {
         };
         let rules = &Rules::of(asked.model, &options);
         let options = &options;
-        let question = &search::question(&Asked { options, ..*asked }, rules).expect("legal");
+        let question = &questions::question(&Asked { options, ..*asked }, rules).expect("legal");
         let capacity = question.capacity();
         let [whole, held] = [whole, held].map(|case| Case { question, ..case });
         let room = Room::new(whole, occupancies, capacity).expect("whole weights");
@@ -153,7 +155,7 @@ fn of_layers(stack: StackName, every: usize) -> Off {
         Rules::of(&model, &options),
     );
     let asked = Asked::new(&model, &cluster, 16, &options, &costs, &Declared);
-    let question = &search::question(&asked, &rules).expect("legal");
+    let question = &questions::question(&asked, &rules).expect("legal");
     let layouts = candidates(std::slice::from_ref(question), 16, &rules, &unwatched);
     let layouts = layouts.expect("unwatched").layouts;
     let schedules = Schedules::new(question, &layouts, &unwatched).expect("unwatched");
