@@ -30,6 +30,7 @@ mod questions;
 mod recompute;
 mod request;
 mod room;
+mod savers;
 mod schedules;
 mod shape;
 mod sharded;

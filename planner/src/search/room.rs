@@ -13,6 +13,7 @@ use moefold_profiles::units::Bytes;
 use super::by_set::OfSet;
 use super::candidate::{Case, overhead};
 use super::recompute::Sets;
+use super::savers::{KindOfLayer, Savers};
 use super::shape::Kind;
 use crate::memory::Occupancy;
 use crate::runtime::Running;
@@ -149,7 +150,7 @@ impl<'a> Room<'a> {
             let by_rank = ranks.collect();
             most.groups.push(MostOf { before, by_rank });
             if most.groups.len() == kinds.len() && !sets.is_empty() {
-                most.again = Some(heaviest.again(&sets));
+                most.savers = Some(heaviest.savers(&sets));
             }
             true
         });
@@ -320,163 +321,30 @@ impl Heaviest<'_, '_> {
         taken
     }
 
-    /// What layers compute again at least for want of room, where each may take any recompute set that is asked about.
-    fn again(&self, sets: &[usize]) -> Again {
+    /// What layers compute again at least for want of room, where each may take any of some recompute sets.
+    fn savers(&self, sets: &[usize]) -> Savers {
         let room = self.room;
         let free = |rank: usize| {
             let each = room.occupancies[rank].iter();
             each.map(|&(at, live)| [room.free - self.beside(rank, at), live])
                 .collect()
         };
-        let shape = room.case.shape;
-        let mut again = Again {
-            free: (0..room.occupancies.len()).map(free).collect(),
-            kinds: vec![[0.0; 2]; shape.kinds.len()],
-            savers: Vec::new(),
-            before: Vec::new(),
-        };
         let saved = |kind: &Kind, set: usize| kind.memory[set].passes().saved.total() as f64;
+        let mut kinds = vec![KindOfLayer::default(); room.case.shape.kinds.len()];
         for &(place, state, _) in &room.kinds {
-            let kind = &shape.kinds[place];
-            again.kinds[place] = [state, saved(kind, 0)];
+            let kind = &room.case.shape.kinds[place];
             let ways = sets.iter().map(|&set| {
                 let seconds = (kind.backward_s[set] - kind.backward_s[0]).max(0.0);
                 [seconds, saved(kind, 0) - saved(kind, set)]
             });
-            let own = savers(ways.collect()).into_iter();
-            again.savers.extend(own.map(|[seconds, bytes]| Saver {
-                place,
-                seconds,
-                bytes,
-            }));
+            kinds[place] = KindOfLayer {
+                state,
+                saved: saved(kind, 0),
+                ways: ways.collect(),
+            };
         }
-        again
-            .savers
-            .sort_by(|a, b| (a.seconds * b.bytes).total_cmp(&(b.seconds * a.bytes)));
-        let mut counts = vec![0; shape.kinds.len()];
-        again.before.push(counts.clone());
-        for &kind in &room.case.question.kind_of {
-            counts[kind] += 1;
-            again.before.push(counts.clone());
-        }
-        again
-    }
-}
-
-/// Of ways that take so many seconds more and let go of so many bytes, the steps from one to the next that are best where a part
-/// of a step may be taken, those of most bytes a second first: the upper hull.
-fn savers(mut ways: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
-    ways.sort_by(|a, b| a[0].total_cmp(&b[0]).then(b[1].total_cmp(&a[1])));
-    let mut hull = vec![[0.0; 2]];
-    for way in ways {
-        if way[1] <= hull[hull.len() - 1][1] {
-            continue;
-        }
-        let is_above = |[before, middle]: [[f64; 2]; 2]| {
-            let step = |from: [f64; 2], to: [f64; 2]| [to[0] - from[0], to[1] - from[1]];
-            let (first, both) = (step(before, middle), step(before, way));
-            first[1] * both[0] > both[1] * first[0]
-        };
-        while let [.., before, middle] = hull[..]
-            && !is_above([before, middle])
-        {
-            hull.pop();
-        }
-        hull.push(way);
-    }
-    let steps = hull.windows(2);
-    steps
-        .map(|pair| [pair[1][0] - pair[0][0], pair[1][1] - pair[0][1]])
-        .collect()
-}
-
-/// What layers compute again at least for want of room.
-#[derive(Debug, Clone)]
-struct Again {
-    /// By pipeline rank and instant, bytes that layers may take, and the fewest microbatches that a chunk has there.
-    free: Vec<Vec<[f64; 2]>>,
-    /// By kind, state and what a microbatch saves where nothing is computed again.
-    kinds: Vec<[f64; 2]>,
-    /// The best first.
-    savers: Vec<Saver>,
-    /// How many layers of each kind are before each layer of the model, and in all.
-    before: Vec<Vec<u32>>,
-}
-
-/// A part of what a layer saves that it lets go of for some time.
-#[derive(Debug, Clone, Copy)]
-struct Saver {
-    /// Kind of layer.
-    place: usize,
-    /// Of a microbatch.
-    seconds: f64,
-    bytes: f64,
-}
-
-impl Again {
-    /// The same of so many layers, all as light as the lightest of some kinds and as ready to let go as the readiest.
-    fn seconds_of(&self, rank: usize, kinds: &dyn Fn(usize) -> bool, layers: f64) -> Option<f64> {
-        let among = || (0..self.kinds.len()).filter(|&place| kinds(place));
-        let least = |of: usize| {
-            let each = among().map(|place| self.kinds[place][of]);
-            each.fold(f64::INFINITY, f64::min)
-        };
-        let ways = among().flat_map(|place| {
-            let own = self.savers.iter().filter(move |own| own.place == place);
-            own.scan([0.0; 2], |sum, own| {
-                *sum = [sum[0] + own.seconds, sum[1] + own.bytes];
-                Some(*sum)
-            })
-        });
-        let savers = savers(ways.collect());
-        let each = savers
-            .iter()
-            .map(|&[seconds, bytes]| [seconds * layers, bytes * layers]);
-        self.most_over(rank, [least(0) * layers, least(1) * layers], || {
-            each.clone()
-        })
-    }
-
-    /// Seconds of a microbatch that some layers, which follow one another, compute again at least on a pipeline rank: parts of
-    /// layers let go of parts of what they save, the best first. None where they have no room.
-    fn seconds(&self, rank: usize, layers: &Range<usize>) -> Option<f64> {
-        let (from, to) = (&self.before[layers.start], &self.before[layers.end]);
-        let count = |place: usize| f64::from(to[place] - from[place]);
-        let kinds = || self.kinds.iter().enumerate();
-        let sum = |of: usize| -> f64 { kinds().map(|(place, kind)| count(place) * kind[of]).sum() };
-        self.most_over(rank, [sum(0), sum(1)], || {
-            let each = self.savers.iter();
-            each.map(|saver| [saver.seconds, saver.bytes].map(|of| of * count(saver.place)))
-        })
-    }
-
-    /// Seconds in which layers of some state, which save so much of a microbatch, let go of what they have no room for at each
-    /// instant; none where all that they may is not enough.
-    fn most_over<S: Iterator<Item = [f64; 2]>>(
-        &self,
-        rank: usize,
-        [state, saved]: [f64; 2],
-        savers: impl Fn() -> S,
-    ) -> Option<f64> {
-        let mut most = 0.0_f64;
-        for &[free, live] in &self.free[rank] {
-            let mut over = state + saved * live - free;
-            let mut seconds = 0.0;
-            for [own_s, bytes] in savers() {
-                let bytes = bytes * live;
-                if over <= 0.0 {
-                    break;
-                }
-                let part = if bytes > over { over / bytes } else { 1.0 };
-                seconds += part * own_s;
-                over -= part * bytes;
-            }
-            if over > 1.0 {
-                return None;
-            }
-            most = most.max(seconds);
-        }
-        Some(most)
+        let free = (0..room.occupancies.len()).map(free).collect();
+        Savers::new(free, kinds, &room.case.question.kind_of)
     }
 }
 
@@ -485,7 +353,7 @@ impl Again {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Most {
     groups: Vec<MostOf>,
-    again: Option<Again>,
+    savers: Option<Savers>,
 }
 
 /// The most layers of some kinds.
@@ -510,8 +378,8 @@ impl Most {
         if !self.may_hold(rank, layers) {
             return None;
         }
-        let again = self.again.as_ref();
-        again.map_or(Some(0.0), |again| again.seconds(rank, layers))
+        let savers = self.savers.as_ref();
+        savers.map_or(Some(0.0), |savers| savers.again_s(rank, layers))
     }
 
     /// The same of so many layers of some kinds, wherever they are; of more of them it is no less.
@@ -521,10 +389,8 @@ impl Most {
         kinds: &dyn Fn(usize) -> bool,
         layers: usize,
     ) -> Option<f64> {
-        let again = self.again.as_ref();
-        again.map_or(Some(0.0), |again| {
-            again.seconds_of(rank, kinds, layers as f64)
-        })
+        let savers = self.savers.as_ref();
+        savers.map_or(Some(0.0), |savers| savers.again_of_s(rank, kinds, layers))
     }
 
     /// Layers of all kinds that a rank may hold.
