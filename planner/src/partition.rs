@@ -79,7 +79,8 @@ pub fn within(
 /// it, `a` for one microbatch, and as many backward passes after its last forward pass, while that one's microbatch is behind it.
 /// So with microbatches `m` of `f` and `b` it takes `m (f + b) + max(0, a - w f) + max(0, a - w b)` from what a microbatch takes
 /// to reach it until it has to go back. Where there are not more than `w + 1` of them, it waits once, beside `m - 1` passes.
-/// Under ZB-H1 it waits for the stages behind without gradients of weights, which may fill the rest.
+/// Under ZB-H1 only forward passes come before it, and it waits for those behind without their gradients of weights. Its own may
+/// fill what is left at the end.
 /// That is no more than a step takes, and under 1F1B all of it where stages weigh the same and messages take no time.
 #[derive(Debug, Clone, Copy)]
 pub struct OneStageEach<'w> {
@@ -131,14 +132,14 @@ impl OneStageEach<'_> {
 
     fn lines(&self) -> Option<[Line; 3]> {
         let line = |weights| Line::new(weights, self.stages as usize);
-        let passed = self.divided.as_ref().unwrap_or(&self.both);
-        Some([line(&self.both)?, line(&self.forward)?, line(passed)?])
+        let waited = self.divided.as_ref().unwrap_or(&self.both);
+        Some([line(&self.both)?, line(&self.forward)?, line(waited)?])
     }
 
     /// Until a rank of some layers has done its work, without and with what it weighs besides; none where it may not hold them.
     fn rank(
         &self,
-        [both, forward, passed]: &[Line; 3],
+        [both, forward, waited]: &[Line; 3],
         stage: usize,
         layers: Range<usize>,
         more: &impl Fn(usize, Range<usize>) -> Option<u64>,
@@ -151,9 +152,9 @@ impl OneStageEach<'_> {
             let first = if stage == 0 { 0 } else { line.first };
             line.before[layers.start].saturating_add(first)
         };
-        let passed_by = passed.weight(stage, layers.start, layers.end);
-        let behind = passed.all().saturating_sub(before(passed));
-        let behind = behind.saturating_sub(passed_by);
+        let own_waited = waited.weight(stage, layers.start, layers.end);
+        let behind = waited.all().saturating_sub(before(waited));
+        let behind = behind.saturating_sub(own_waited);
         let warm_up = u64::from(self.stages) - 1 - stage as u64;
         // Messages that a rank sends with each microbatch, forward and backward, and those of the ranks before and behind it.
         let sends = [warm_up.min(1), (stage as u64).min(1)];

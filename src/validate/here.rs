@@ -657,7 +657,8 @@ fn summary(answer: &HereJson) -> String {
         )
     };
     format!(
-        "{}\nOn a quiet machine that kept its speed, with the profile: the step within 10%, categories within 25%.\n\n{}\n{}{recording}\n{last}\n",
+        "{}\nOn a quiet machine that kept its speed, with the profile: the step within 10%, categories within 25%.\n\n\
+         {}\n{}{recording}\n{last}\n",
         trials_text(&answer.trials),
         near.text(),
         held.text()
@@ -740,7 +741,7 @@ mod tests {
         bars.iter().map(|bar| [bar.held, bar.of]).collect()
     }
 
-    /// Of five repetitions one layout is near in four, the other in three; and so is one of its categories.
+    /// Of five repetitions one layout is near in four, the other in three; and a category the other way round.
     #[test]
     fn golden_a_layout_is_judged_over_its_repetitions() {
         let mut trials = Vec::new();
@@ -750,6 +751,8 @@ mod tests {
                 trial.ranks = ranks;
                 if repetition < misses {
                     trial.profile_step_s = 1.2;
+                }
+                if repetition < 3 - misses {
                     trial.profile_time_s.add(Category::Attention, Seconds(0.3));
                 }
                 trials.push(trial);
@@ -759,8 +762,8 @@ mod tests {
         let near = |held, met| Near { held, of: 5, met };
         let found: Vec<_> = layouts.iter().map(|l| (l.ranks, l.step)).collect();
         assert_eq!(found, [(1, near(4, true)), (2, near(3, false))]);
-        for layout in &layouts {
-            let attention = BTreeMap::from([(Category::Attention, layout.step)]);
+        for (layout, other) in layouts.iter().zip(layouts.iter().rev()) {
+            let attention = BTreeMap::from([(Category::Attention, other.step)]);
             assert_eq!(layout.categories, attention);
         }
         let bars = bars(&trials, &layouts);
@@ -782,7 +785,7 @@ mod tests {
         assert!(
             text.contains("0.50!")
                 && text.contains("9 of 10 trials")
-                && text.contains("3 of 5     3 of 5"),
+                && text.matches("3 of 5").count() == 2,
             "{text}"
         );
     }

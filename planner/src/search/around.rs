@@ -52,7 +52,8 @@ pub(super) fn around(
         // Nothing is known of what was not tried.
         search.gap = 1.0;
     } else {
-        stages(&all, (plan, open), &mut plans[0], &mut search);
+        let is_stopped = || stopped.load(Ordering::Relaxed);
+        stages(&all, (plan, open, &is_stopped), &mut plans[0], &mut search);
     }
     if stopped.into_inner() {
         (search.unseen, search.optimal) = (Some(0), false);
@@ -86,7 +87,7 @@ fn degrees(asked: &Asked<'_>, plan: &Search, plans: &mut Vec<Priced>, search: &m
 /// are simulated. Then all splits are tried that may take less still, where these are few, and nothing is left to gain.
 fn stages(
     asked: &Asked<'_>,
-    (plan, open): (&Search, &SplitsBelow),
+    (plan, open, is_stopped): (&Search, &SplitsBelow, &dyn Fn() -> bool),
     best: &mut Priced,
     search: &mut SearchRecord,
 ) {
@@ -136,9 +137,11 @@ fn stages(
         {
             *best = found;
         }
-        search.gap = (1.0 - by_layer_s / step_s(best)).max(0.0);
-        search.optimal = search.gap == 0.0;
-        return;
+        if !is_stopped() {
+            search.gap = (1.0 - by_layer_s / step_s(best)).max(0.0);
+            search.optimal = search.gap == 0.0;
+            return;
+        }
     }
     if step_s(best) < before_s {
         // What no split takes less than is the same.

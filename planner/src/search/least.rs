@@ -119,8 +119,30 @@ impl Open {
     }
 }
 
-/// All splits of a unit that may take less than `below_s` and have room. None where these are more than `limit`, or cannot be
-/// told.
+/// Seconds that one split of a unit takes no less than where each layer computes again what it may by itself, in every shape and
+/// under every schedule.
+pub(crate) fn by_layer_bound_s(
+    questions: &[Question<'_>],
+    unit: &Unit<'_>,
+    stages: &[Vec<u32>],
+) -> f64 {
+    let mut least_s = f64::INFINITY;
+    for (question, shapes) in questions.iter().zip(unit.shapes) {
+        if question.by_layer != Some(ByLayer::Each) {
+            continue;
+        }
+        for (schedule, _) in unit.schedules(question) {
+            for shape in shapes.held_under(question, schedule, true) {
+                let case = unit.case(question, shape, schedule);
+                let split = StageSplit::new(case, stages.to_vec());
+                least_s = least_s.min(unit.by_layer_bound_s(case, &split));
+            }
+        }
+    }
+    least_s
+}
+
+/// All splits of a unit that may take less than `below_s` and have room. None where these are more than `limit`.
 pub(crate) fn open_splits(
     questions: &[Question<'_>],
     unit: &Unit<'_>,
@@ -163,10 +185,9 @@ pub(crate) fn open_splits(
             match question.by_layer.filter(|_| question.choices.len() > 1) {
                 Some(ByLayer::Each) => {
                     let held = &shapes.held_under(question, schedule, true)[index];
-                    let simulated = unit.schedules.simulated(unit.layout, schedule);
                     for cut in cuts(&question.choices[0], Of::Any)? {
                         let split = StageSplit::new(case(held), cut);
-                        let bound_s = split.mixed_bound_s(case(held), occupancies, &simulated);
+                        let bound_s = unit.by_layer_bound_s(case(held), &split);
                         if bound_s < below_s {
                             open.by_layer_s = open.by_layer_s.min(bound_s);
                             open.splits.insert(split.stages);

@@ -7,7 +7,7 @@
 
 use good_lp::{Expression, Solution, SolverModel, constraint, microlp, variable, variables};
 
-/// One way to run a layer: seconds of both passes, GiB kept.
+/// One way to run a layer: seconds that it computes again, GiB that a microbatch keeps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Way {
     pub(crate) seconds: f64,
@@ -23,7 +23,7 @@ pub(crate) struct Alike {
     pub(crate) ways: Vec<Way>,
 }
 
-/// The least seconds of one microbatch on a rank whose activations fit `room_gib` at every occupancy;
+/// The least seconds of one microbatch that a rank computes again whose activations fit `room_gib` at every occupancy;
 /// `None` where not even a fraction fits.
 pub(crate) fn least_work(groups: &[Alike], room_gib: &[f64]) -> Option<f64> {
     let mut problem = variables!();

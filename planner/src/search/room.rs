@@ -4,7 +4,7 @@
 //! holds `n` layers holds their state, what each of them saves of every microbatch that is alive, and what the
 //! backward pass of one of them works in. So each rank has room for so many, and where these are fewer than the
 //! model has, no split fits. Counted so: the heaviest kind of layer alone, the two heaviest, and so on, all as the lightest
-//! among them. What units of buckets, messages in the middle of a pipeline and buffers of weights take is left out.
+//! among them. Where layers may compute again one by one, [`Savers`] says what they do at least. What units of buckets, messages in the middle of a pipeline and buffers of weights take is left out.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use moefold_profiles::units::Bytes;
 use super::by_set::OfSet;
 use super::candidate::{Case, overhead};
 use super::recompute::Sets;
-use super::savers::{KindOfLayer, Savers};
+use super::savers::{AsLightest, KindOfLayer, Savers};
 use super::shape::Kind;
 use crate::memory::Occupancy;
 use crate::runtime::Running;
@@ -333,10 +333,9 @@ impl Heaviest<'_, '_> {
         let mut kinds = vec![KindOfLayer::default(); room.case.shape.kinds.len()];
         for &(place, state, _) in &room.kinds {
             let kind = &room.case.shape.kinds[place];
-            let ways = sets.iter().map(|&set| {
-                let seconds = (kind.backward_s[set] - kind.backward_s[0]).max(0.0);
-                [seconds, saved(kind, 0) - saved(kind, set)]
-            });
+            let ways = sets
+                .iter()
+                .map(|&set| [kind.again_s(set), saved(kind, 0) - saved(kind, set)]);
             kinds[place] = KindOfLayer {
                 state,
                 saved: saved(kind, 0),
@@ -382,15 +381,10 @@ impl Most {
         savers.map_or(Some(0.0), |savers| savers.again_s(rank, layers))
     }
 
-    /// The same of so many layers of some kinds, wherever they are; of more of them it is no less.
-    pub(crate) fn again_of_s(
-        &self,
-        rank: usize,
-        kinds: &dyn Fn(usize) -> bool,
-        layers: usize,
-    ) -> Option<f64> {
+    /// The same of layers of some kinds, wherever they are, where layers may compute again one by one.
+    pub(crate) fn as_lightest(&self, is_one: &dyn Fn(usize) -> bool) -> Option<AsLightest<'_>> {
         let savers = self.savers.as_ref();
-        savers.map_or(Some(0.0), |savers| savers.again_of_s(rank, kinds, layers))
+        savers.map(|savers| savers.as_lightest(is_one))
     }
 
     /// Layers of all kinds that a rank may hold.

@@ -32,8 +32,8 @@ pub(crate) struct KindOfLayer {
 /// A part of what a layer saves that it lets go of for some time.
 #[derive(Debug, Clone, Copy)]
 struct Saver {
-    /// Kind of layer.
-    place: usize,
+    /// Of layer.
+    kind: usize,
     /// Of a microbatch.
     seconds: f64,
     bytes: f64,
@@ -47,10 +47,10 @@ impl Savers {
         kind_of: &[usize],
     ) -> Self {
         let mut best: Vec<Saver> = Vec::new();
-        for (place, kind) in kinds.iter().enumerate() {
-            let steps = best_steps(kind.ways.clone()).into_iter();
+        for (kind, layer) in kinds.iter().enumerate() {
+            let steps = best_steps(layer.ways.clone()).into_iter();
             best.extend(steps.map(|[seconds, bytes]| Saver {
-                place,
+                kind,
                 seconds,
                 bytes,
             }));
@@ -73,37 +73,37 @@ impl Savers {
     /// Seconds of a microbatch that a pipeline rank computes again at least where it has some layers, which follow one another.
     /// None where they have no room.
     pub(crate) fn again_s(&self, rank: usize, layers: &Range<usize>) -> Option<f64> {
+        if layers.is_empty() {
+            // Nothing of them runs.
+            return Some(0.0);
+        }
         let (from, to) = (&self.before[layers.start], &self.before[layers.end]);
-        let count = |place: usize| f64::from(to[place] - from[place]);
+        let count = |kind: usize| f64::from(to[kind] - from[kind]);
         let kinds = || self.kinds.iter().enumerate();
-        let state = kinds().map(|(place, kind)| count(place) * kind.state);
-        let saved = kinds().map(|(place, kind)| count(place) * kind.saved);
+        let state = kinds().map(|(kind, layer)| count(kind) * layer.state);
+        let saved = kinds().map(|(kind, layer)| count(kind) * layer.saved);
         self.over(rank, [state.sum(), saved.sum()], || {
             let each = self.best.iter();
-            each.map(|saver| [saver.seconds, saver.bytes].map(|of| of * count(saver.place)))
+            each.map(|saver| [saver.seconds, saver.bytes].map(|of| of * count(saver.kind)))
         })
     }
 
-    /// The same of so many layers of some kinds, wherever they are: all as light as the lightest of these, and as ready to let go as
-    /// the readiest.
-    pub(crate) fn again_of_s(
-        &self,
-        rank: usize,
-        is_one: &dyn Fn(usize) -> bool,
-        layers: usize,
-    ) -> Option<f64> {
-        let layers = layers as f64;
+    /// Layers of some kinds, wherever they are.
+    pub(crate) fn as_lightest(&self, is_one: &dyn Fn(usize) -> bool) -> AsLightest<'_> {
         let kinds = || {
             let each = self.kinds.iter().enumerate();
-            each.filter(|(place, _)| is_one(*place))
-                .map(|(_, kind)| kind)
+            each.filter(|(kind, _)| is_one(*kind))
+                .map(|(_, layer)| layer)
         };
-        let state = kinds().map(|kind| kind.state).fold(f64::INFINITY, f64::min);
-        let saved = kinds().map(|kind| kind.saved).fold(f64::INFINITY, f64::min);
-        let steps = best_steps(kinds().flat_map(|kind| kind.ways.iter().copied()).collect());
-        self.over(rank, [state, saved].map(|of| of * layers), || {
-            steps.iter().map(|step| step.map(|of| of * layers))
-        })
+        let least =
+            |of: &dyn Fn(&KindOfLayer) -> f64| kinds().map(of).fold(f64::INFINITY, f64::min);
+        let ways = kinds().flat_map(|kind| kind.ways.iter().copied());
+        AsLightest {
+            savers: self,
+            state: least(&|kind| kind.state),
+            saved: least(&|kind| kind.saved),
+            best: best_steps(ways.collect()),
+        }
     }
 
     /// Seconds in which layers of some state, which save so much of a microbatch, let go of what they have no room for at each
@@ -133,6 +133,28 @@ impl Savers {
             most = most.max(seconds);
         }
         Some(most)
+    }
+}
+
+/// Layers of some kinds, all as light as the lightest of these, and as ready to let go as the readiest.
+#[derive(Debug, Clone)]
+pub(crate) struct AsLightest<'s> {
+    savers: &'s Savers,
+    state: f64,
+    saved: f64,
+    /// Seconds and bytes of a layer, the best first.
+    best: Vec<[f64; 2]>,
+}
+
+impl AsLightest<'_> {
+    /// Seconds of a microbatch that a pipeline rank computes again at least where it has so many of them; of more it is no less. None
+    /// where they have no room.
+    pub(crate) fn again_s(&self, rank: usize, layers: usize) -> Option<f64> {
+        let layers = layers as f64;
+        let held = [self.state, self.saved].map(|of| of * layers);
+        self.savers.over(rank, held, || {
+            self.best.iter().map(|step| step.map(|of| of * layers))
+        })
     }
 }
 
@@ -215,11 +237,20 @@ mod tests {
             } else if instants.len() == 1 {
                 prop_assert!(found.is_none() || mix::least_work(&groups, &whole).is_some());
             }
-            // Wherever they are, layers take no more; and more of them no less.
-            let counted = savers.again_of_s(0, &|_| true, layers);
-            prop_assert!(counted.unwrap_or(f64::INFINITY) <= found.unwrap_or(f64::INFINITY) + 1e-9);
-            let fewer = savers.again_of_s(0, &|_| true, layers - 1);
-            prop_assert!(fewer.unwrap_or(f64::INFINITY) <= counted.unwrap_or(f64::INFINITY) + 1e-9);
+            // Wherever they are, layers of some kinds take no more; and more of them no less.
+            let is_one = |kind: usize| kind != 1 || kinds.len() < 3;
+            let alike = savers.as_lightest(&is_one);
+            let mut fewer = 0.0;
+            for from in (0..layers).rev() {
+                let [own, counted] = [
+                    savers.again_s(0, &(from..layers)),
+                    alike.again_s(0, kind_of[from..].iter().filter(|kind| is_one(**kind)).count()),
+                ]
+                .map(|seconds| seconds.unwrap_or(f64::INFINITY));
+                prop_assert!(counted <= own + 1e-9, "{counted} {own}");
+                prop_assert!(fewer <= counted + 1e-9, "{fewer} {counted}");
+                fewer = counted;
+            }
         }
     }
 }

@@ -208,6 +208,11 @@ impl Kind {
         self.forward_s + self.backward_s[set]
     }
 
+    /// Seconds that it computes again under a recompute set.
+    pub(crate) fn again_s(&self, set: usize) -> f64 {
+        (self.backward_s[set] - self.backward_s[0]).max(0.0)
+    }
+
     /// Seconds of the exchanges of the forward and of the backward pass that another pass may hide.
     pub(crate) fn sent_s(&self) -> [f64; 2] {
         let slots = self.slots.each_ref();

@@ -1,4 +1,4 @@
-//! Cuts of layers into stages of which a rank has one: what no cut takes less than, and one that has room.
+//! Cuts of layers into stages: what no cut takes less than, and one that has room.
 
 use std::ops::Range;
 
@@ -26,8 +26,7 @@ fn more<'q>(
     let mut before = vec![0];
     for &kind in &case.question.kind_of {
         let kind = &case.shape.kinds[kind];
-        let more_s = first.map_or(0.0, |(_, set)| kind.backward_s[set] - kind.backward_s[0]);
-        let more = nanoseconds(more_s.max(0.0));
+        let more = nanoseconds(first.map_or(0.0, |(_, set)| kind.again_s(set)));
         before.push(more.saturating_add(before[before.len() - 1]));
     }
     move |stage, layers| {
@@ -39,8 +38,7 @@ fn more<'q>(
     }
 }
 
-/// Whether the passes of a rank take what its layers take, whatever stages they are in, and come after the forward pass of a stage
-/// of each rank before it: they hide nothing of each other.
+/// Whether no pass hides part of another, so that those of a rank take what its layers take, whatever stages they are in.
 fn ranks_add_up(case: Case<'_>) -> bool {
     let question = case.question;
     let hides = question.stack.hides(question.overlap).expert_alltoall;
@@ -52,19 +50,73 @@ fn stages_add_up(case: Case<'_>) -> bool {
     case.layout.vpp() == 1 && ranks_add_up(case)
 }
 
+/// Seconds of a step in which each pipeline rank does no layer: the ends of the model that are its own, and until a microbatch has
+/// passed a stage of each rank before it, all as light as the lightest layer.
+fn beside_layers_s(case: Case<'_>, sets: &Sets, lightest_s: f64) -> Vec<f64> {
+    let Case { layout, shape, .. } = case;
+    let set = sets.of_ends();
+    let ends = [&shape.embedding, &shape.head].map(|end| end.both_s(set));
+    let [stage, embedding] = if case.schedule.divides_backward() {
+        let forward = kinds(case).map(|kind| kind.forward_s);
+        let lightest_s = forward.fold(f64::INFINITY, f64::min);
+        [lightest_s, shape.embedding.forward_s]
+    } else {
+        [lightest_s, ends[0]]
+    };
+    let stage = if may_be_bare(case) { 0.0 } else { stage };
+    let last = layout.places().rank_of(layout.stages() - 1);
+    let of_rank = |rank: u32| {
+        let before = f64::from(rank) * stage + if rank > 0 { embedding } else { 0.0 };
+        let own = [rank == 0, rank == last];
+        let own = own.iter().zip(ends).filter(|(is_own, _)| **is_own);
+        before + f64::from(layout.microbatches()) * own.map(|(_, end)| end).sum::<f64>()
+    };
+    (0..layout.pp()).map(of_rank).collect()
+}
+
+/// Whether stages but the last may have no layer.
+fn may_be_bare(case: Case<'_>) -> bool {
+    let question = case.question;
+    question.options.stages.is_some() || case.layout.stages() as usize > question.kind_of.len()
+}
+
+/// Of layers in the order of the model.
+fn kinds(case: Case<'_>) -> impl Iterator<Item = &Kind> {
+    let each = case.question.kind_of.iter();
+    each.map(move |&kind| &case.shape.kinds[kind])
+}
+
+/// Seconds of a microbatch in which a pipeline rank of so many layers computes again those that sets name at the beginning of its
+/// stages: at least, for one stage may have all but a layer of each other, and the last of all none.
+fn first_again_s(case: Case<'_>, sets: &Sets) -> impl Fn(u32, usize) -> f64 {
+    let layout = case.layout;
+    let (named, each_s) = match *sets {
+        Sets::First { layers, set } => {
+            let each = kinds(case).map(|kind| kind.again_s(set));
+            (layers, each.fold(f64::INFINITY, f64::min))
+        }
+        _ => (0, 0.0),
+    };
+    let last = layout.places().rank_of(layout.stages() - 1);
+    let others = if may_be_bare(case) {
+        0
+    } else {
+        layout.vpp() - 1
+    };
+    move |rank, layers| {
+        let others = others.saturating_sub(u32::from(rank == last));
+        layers.min((named + others) as usize) as f64 * each_s
+    }
+}
+
 /// The least seconds in which ranks, each with room for so many layers at most, can do all of them.
 ///
 /// A rank begins when a microbatch has passed a stage of each rank before it, and where backward passes are whole, it ends as long
-/// before the step does ([`crate::simulate::lower_bound`]). So in a given time it does so many whole layers at most, were all as light as the lightest
-/// of some kinds; and all ranks together have to do as many as there are of these kinds. Of the layers of a rank some take longer:
-/// those at the beginning of its stages that some sets name, and those that have to for want of room.
+/// before the step does ([`crate::simulate::lower_bound`]). So in a given time it does so many whole layers at most, were all as
+/// light as the lightest of some kinds; and all ranks together have to do as many as there are of these kinds. Of the layers of a
+/// rank some take longer: those at the beginning of its stages that sets name, and those that have to for want of room.
 fn least_of_ranks_s(case: Case<'_>, sets: &Sets, most: &Most) -> f64 {
-    let Case {
-        question,
-        layout,
-        shape,
-        ..
-    } = case;
+    let (question, layout) = (case.question, case.layout);
     if !ranks_add_up(case) {
         return 0.0;
     }
@@ -73,94 +125,46 @@ fn least_of_ranks_s(case: Case<'_>, sets: &Sets, most: &Most) -> f64 {
         2 * u64::from(layout.vpp()) * u64::from(layout.microbatches()) + 2 * u64::from(layout.pp());
     let rounded_s = Span(passes).seconds().0;
     let microbatches = f64::from(layout.microbatches());
-    let seconds = |layer: u32, kind: usize| shape.kinds[kind].both_s(sets.least(layer));
+    let seconds = |layer: u32, kind: usize| case.shape.kinds[kind].both_s(sets.least(layer));
     let mut layers: Vec<f64> = (0..)
         .zip(&question.kind_of)
         .map(|(layer, &kind)| seconds(layer, kind))
         .collect();
     layers.sort_by(|a, b| b.total_cmp(a));
-    let Some(&lightest) = layers.last() else {
+    let Some(&lightest_s) = layers.last() else {
         return 0.0;
     };
-    let set = sets.of_ends();
-    let ends = [&shape.embedding, &shape.head].map(|end| end.both_s(set));
-    let may_be_bare = question.options.stages.is_some() || layout.stages() as usize > layers.len();
-    let forward = question
-        .kind_of
-        .iter()
-        .map(|&kind| shape.kinds[kind].forward_s);
-    let [stage, embedding] = if case.schedule.divides_backward() {
-        [
-            forward.fold(f64::INFINITY, f64::min),
-            shape.embedding.forward_s,
-        ]
-    } else {
-        [lightest, ends[0]]
-    };
-    let stage = if may_be_bare { 0.0 } else { stage };
-    let last = layout.places().rank_of(layout.stages() - 1);
-    // Seconds of a step in which a rank does no layer.
-    let beside = |rank: u32| {
-        let before = f64::from(rank) * stage + if rank > 0 { embedding } else { 0.0 };
-        let own = [rank == 0, rank == last];
-        let own = own.iter().zip(ends).filter(|(is_own, _)| **is_own);
-        before + microbatches * own.map(|(_, end)| end).sum::<f64>()
-    };
-    let first = match *sets {
-        Sets::First { layers, set } => Some((layers, set)),
-        _ => None,
-    };
-    // Seconds of a microbatch in which a rank computes again some of so many layers.
-    let again_s = |rank: u32, layers: usize| {
-        let (named, set) = first?;
-        // One stage may have all but a layer of each other, and the last no layer.
-        let others = (layout.vpp() - 1).saturating_sub(u32::from(rank == last));
-        let others = if may_be_bare { 0 } else { others };
-        let again = layers.min((named + others) as usize) as f64;
-        let kinds = question.kind_of.iter().map(|&kind| &shape.kinds[kind]);
-        let each = kinds.map(|kind| kind.backward_s[set] - kind.backward_s[0]);
-        Some(again * each.fold(f64::INFINITY, f64::min).max(0.0))
-    };
+    let (beside_s, first_s) = (
+        beside_layers_s(case, sets, lightest_s),
+        first_again_s(case, sets),
+    );
     let mut least = 0.0_f64;
     for (count, each) in (1..).zip(&layers) {
         if layers.get(count).is_some_and(|next| next == each) {
             continue;
         }
-        // Where layers may compute again by themselves, all of a kind are alike before they do.
-        let among = |kind: usize| seconds(0, kind) >= *each;
-        // By rank: seconds of a step in which it does no layer, one, and so on to as many as it may hold.
-        let of_rank = |rank: u32| -> Vec<f64> {
-            let beside = beside(rank);
+        // Where layers compute again by themselves, all of a kind are alike before they do.
+        let alike = most.as_lightest(&|kind| seconds(0, kind) >= *each);
+        // When a rank has done a layer of at least some weight, two, and so on to as many as it may hold.
+        let of_rank = |rank: u32| {
+            let (alike, first_s) = (&alike, &first_s);
             let held = most.of_rank(rank as usize).min(count as u64) as usize;
-            let done = (0..=held).map_while(|layers| {
-                let again = most.again_of_s(rank as usize, &among, layers)?;
-                let again = again.max(again_s(rank, layers).unwrap_or(0.0));
-                Some(beside + microbatches * (*each * layers as f64 + again))
-            });
-            done.collect()
+            let beside_s = beside_s[rank as usize];
+            (1..=held).map_while(move |layers| {
+                let again = alike
+                    .as_ref()
+                    .map_or(Some(0.0), |alike| alike.again_s(rank as usize, layers));
+                let again = again?.max(first_s(rank, layers));
+                Some(beside_s + microbatches * (*each * layers as f64 + again))
+            })
         };
-        let ranks: Vec<Vec<f64>> = (0..layout.pp()).map(of_rank).collect();
-        // In so many seconds, layers of at least some weight.
-        let done = |seconds: f64| -> usize {
-            let each = ranks.iter();
-            each.map(|done| done.partition_point(|&of| of <= seconds).saturating_sub(1))
-                .sum()
-        };
-        // More time than all layers take: ranks have no room for them.
-        let all = ranks.iter().flatten().copied().fold(0.0, f64::max);
-        if done(all) < count {
-            return f64::INFINITY;
+        let mut done: Vec<f64> = (0..layout.pp()).flat_map(of_rank).collect();
+        done.sort_by(f64::total_cmp);
+        match done.get(count - 1) {
+            Some(&all) => least = least.max(all),
+            // Ranks have no room for them.
+            None => return f64::INFINITY,
         }
-        let (mut from, mut to) = (least, all.max(least));
-        for _ in 0..64 {
-            let middle = f64::midpoint(from, to);
-            if done(middle) >= count {
-                to = middle;
-            } else {
-                from = middle;
-            }
-        }
-        least = from;
     }
     least - rounded_s
 }
@@ -204,12 +208,13 @@ fn least_of_block_s(
         shape,
         ..
     } = case;
-    let kinds = || question.kind_of.iter().map(|&kind| &shape.kinds[kind]);
-    let least = |seconds: &dyn Fn(&Kind) -> f64| kinds().map(seconds).fold(f64::INFINITY, f64::min);
+    let least = |seconds: &dyn Fn(&Kind) -> f64| {
+        let each = kinds(case).map(seconds);
+        each.fold(f64::INFINITY, f64::min)
+    };
     let lightest_s = least(&|kind| kind.least_s(0)[1]) * f64::from(layout.microbatches());
     let many = (within_s / lightest_s).max(1.0);
-    let again_s = least(&|kind| kind.backward_s[set] - kind.backward_s[0]).max(0.0);
-    let more_s = again_s * (f64::from(layers) / many).min(1.0);
+    let more_s = least(&|kind| kind.again_s(set)) * (f64::from(layers) / many).min(1.0);
     let floor = floor_s(question, layout, &shape.work_and(question, more_s, set));
     if floor >= within_s {
         return within_s;
@@ -235,8 +240,8 @@ fn least_of_cuts_s(case: Case<'_>, sets: &Sets, most: &Most, within_s: f64) -> f
     })
 }
 
-/// All cuts into stages that may take less than `below_s` under some recompute sets where ranks may hold so many layers at most.
-/// None where these are more than `limit`, or cannot be told.
+/// All cuts into stages that may take less than `below_s` under some recompute sets where ranks may hold so many layers at most, and
+/// where ranks have several, all that there are. None where these are more than `limit`.
 pub(crate) fn open_cuts(
     case: Case<'_>,
     sets: &Sets,
@@ -273,15 +278,15 @@ fn of_cuts<T>(
     let both = weights(case, &layers, sets);
     let ends = [&shape.embedding, &shape.head];
     let of = |part: &dyn Fn(&Kind, u64) -> u64| {
-        let kinds = question.kind_of.iter().map(|&kind| &shape.kinds[kind]);
-        let layers = kinds.zip(&layers).map(|(kind, &both)| part(kind, both));
+        let layers = kinds(case).zip(&layers);
+        let layers = layers.map(|(kind, &both)| part(kind, both));
         let [first, last] = [(ends[0], both.first), (ends[1], both.last)];
         let of_ends = [first, last].map(|(end, both)| part(end, both));
         (layers.collect::<Vec<_>>(), of_ends)
     };
     let forward = of(&|kind, _| nanoseconds(kind.forward_s));
-    let passed = of(&|kind, both| both.saturating_sub(nanoseconds(kind.weight_s)));
-    let parts = [&forward, &passed].map(|(layers, [first, last])| Weights {
+    let waited = of(&|kind, both| both.saturating_sub(nanoseconds(kind.weight_s)));
+    let parts = [&forward, &waited].map(|(layers, [first, last])| Weights {
         layers,
         first: *first,
         last: *last,

@@ -51,6 +51,14 @@ impl<'a> Unit<'a> {
         }
     }
 
+    /// See [`StageSplit::mixed_bound_s`].
+    pub(crate) fn by_layer_bound_s(&self, case: Case<'_>, split: &StageSplit) -> f64 {
+        let (layout, schedules) = (self.layout, self.schedules);
+        let occupancies = schedules.occupancies(layout, case.schedule);
+        let simulated = schedules.simulated(layout, case.schedule);
+        split.mixed_bound_s(case, occupancies, &simulated)
+    }
+
     /// Schedules that are tried, the usual one first, with their occupancies.
     pub(crate) fn schedules(
         &self,
@@ -89,14 +97,6 @@ impl Found<'_> {
     /// Whether no other split of its layers is left to try: there is one stage, or stages were given.
     pub(crate) fn split_is_whole(&self, question: &Question<'_>) -> bool {
         question.options.stages.is_some() || self.unit.layout.stages() == 1
-    }
-
-    /// See [`StageSplit::mixed_bound_s`].
-    pub(crate) fn mixed_bound_s(&self, question: &Question<'_>) -> f64 {
-        let (layout, schedules) = (self.unit.layout, self.unit.schedules);
-        let simulated = schedules.simulated(layout, self.schedule);
-        let case = self.case(question);
-        self.split.mixed_bound_s(case, self.occupancies, &simulated)
     }
 
     /// In short, as an answer lists it.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use super::floor::floor_s;
-use super::least::least_of_splits_s;
+use super::least::{by_layer_bound_s, least_of_splits_s};
 use super::shape::{Question, Shape, Shapes};
 use super::trial::{Trial, children, splits};
 use super::unit::{Found, Outcome, Unit, beaten};
@@ -129,9 +129,8 @@ pub(crate) fn gap_of(found: &Found<'_>, questions: &[Question<'_>]) -> Option<f6
     let mut bound = found.step_s;
     if !found.split_is_whole(question) {
         bound = least_of_splits_s(questions, found.unit, found.step_s);
-    } else if question.by_layer == Some(ByLayer::Each) && !question.recompute(&found.sets).is_none()
-    {
-        bound = found.mixed_bound_s(question).min(bound);
+    } else if question.by_layer == Some(ByLayer::Each) {
+        bound = bound.min(by_layer_bound_s(questions, found.unit, &found.split.stages));
     }
     Some((1.0 - bound / found.step_s).max(0.0))
 }

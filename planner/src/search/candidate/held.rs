@@ -529,14 +529,17 @@ impl StageSplit {
     }
 
     /// Durations where nothing is computed again but what takes each rank so many seconds of a microbatch, at least: its last stage
-    /// has them.
+    /// has them. Of passes that hide nothing of each other.
     fn times_with(&self, case: Case<'_>, more_s: &[f64]) -> StageTimes {
         let plain = &case.question.choices[0];
         let mut times = self.times(case, plain);
+        assert!(times.hidden.is_none(), "layers do not choose there");
         for (rank, more_s) in more_s.iter().enumerate() {
             let own = own(case.layout, rank);
             let last = own.clone().last().expect("a rank has a stage");
-            let more = Span((more_s.min(1e9) * 1e9) as u64);
+            // Stages are rounded one by one.
+            let others = u64::from(case.layout.vpp()) - 1;
+            let more = Span(((more_s.min(1e9) * 1e9) as u64).saturating_sub(others));
             // What passes wait for, and what is reduced after the last, may be hidden under it.
             let waits = if case.question.shards_gradients() {
                 // Gathers of a forward pass come after reductions of the microbatch before.
@@ -609,16 +612,15 @@ impl StageSplit {
                     let each = kind.memory.distinct().iter();
                     let least = each.map(|memory| memory.passes().kept.total()).min();
                     kept += i64::from(layers) * least.unwrap_or(0);
-                    let ways = kind.memory.iter().zip(&kind.backward_s);
+                    let ways = kind.memory.iter().enumerate();
+                    let ways = ways.map(|(set, memory)| Way {
+                        seconds: kind.again_s(set),
+                        gib: saved(memory) as f64 / GIB as f64,
+                    });
                     groups.push(Alike {
                         layers,
                         live: live.clone(),
-                        ways: ways
-                            .map(|(memory, backward_s)| Way {
-                                seconds: (backward_s - kind.backward_s[0]).max(0.0),
-                                gib: saved(memory) as f64 / GIB as f64,
-                            })
-                            .collect(),
+                        ways: ways.collect(),
                     });
                 }
                 for (room, at) in rooms.iter_mut().zip(occupancies) {

@@ -191,6 +191,7 @@ fn oracle_a_split_with_room_is_found() {
 #[test]
 fn law_what_is_optimal_leaves_no_gap() {
     let (mut model, cluster, mut options) = small();
+    // With several stages a rank, too many to try all their splits.
     model.layers.truncate(16);
     let costs = Costs::for_cluster(&cluster, &[]);
     let (mut proven, mut open) = (0, 0);
