@@ -436,7 +436,7 @@ fn law_plan_is_deterministic_and_its_parts_sum_up() {
     }
 }
 
-/// What is not searched has the figures of a search with its flag and the degrees of the first plan.
+/// What is not searched has the figures of a search with its flag and the degrees and stages of the first plan.
 #[test]
 fn differential_what_is_not_searched_is_priced_as_by_itself() {
     const DEEPSEEK: &str = "plan --model deepseek-v2-lite --cluster dgx-h100 --gpus 32 --seq-len 4096 --global-batch 256 \
@@ -446,6 +446,10 @@ fn differential_what_is_not_searched_is_priced_as_by_itself() {
     let first = &found["plans"][0]["layout"];
     let pinned = ["tp", "cp", "pp", "vpp", "ep", "etp", "mbs"].map(|d| format!("{d}={}", first[d]));
     let pinned = pinned.join(",");
+    let stages = found["plans"][0]["pipeline"]["stages"].as_array();
+    let layers = |stage: &Value| "t".repeat(stage.as_array().expect("layers").len());
+    let stages: Vec<String> = stages.expect("stages").iter().map(layers).collect();
+    let stages = format!("E{}L", stages.join("|"));
     let listed = found["search"]["not_searched"].as_array();
     let listed = listed.expect("some").iter();
     let (mut fit, mut short, mut illegal) = (Vec::new(), Vec::new(), Vec::new());
@@ -454,7 +458,8 @@ fn differential_what_is_not_searched_is_priced_as_by_itself() {
         let (option, value) = (one["option"].as_str(), one["value"].as_str());
         let (option, value) = option.zip(value).expect("words");
         let flag = format!("--{}", option.replace('_', "-"));
-        let named = [&words[..], &["--layout", &pinned, &flag, value]].concat();
+        let at = ["--layout", &pinned, "--pipeline-layout", &stages];
+        let named = [&words[..], &at, &[&flag, value]].concat();
         let (code, own, errors) = run(&mut program(&named));
         let which = match one["fits"].as_bool() {
             Some(true) => {
