@@ -188,6 +188,9 @@ mod tests {
     use super::*;
     use crate::search::mix::{self, Alike, Way};
 
+    /// Bytes that are one here: where one more or less is rounding, it is nothing.
+    const UNIT: f64 = 1_048_576.0;
+
     proptest! {
         /// At one instant it is the linear program's optimum, and at several no more.
         #[test]
@@ -200,15 +203,15 @@ mod tests {
             let own: Vec<KindOfLayer> = kinds
                 .iter()
                 .map(|(state, saved, ways)| KindOfLayer {
-                    state: f64::from(*state),
-                    saved: f64::from(*saved),
+                    state: UNIT * f64::from(*state),
+                    saved: UNIT * f64::from(*saved),
                     ways: ways
                         .iter()
-                        .map(|&(seconds, bytes)| [f64::from(seconds), f64::from(bytes.min(*saved))])
+                        .map(|&(seconds, bytes)| [f64::from(seconds), UNIT * f64::from(bytes.min(*saved))])
                         .collect(),
                 })
                 .collect();
-            let free = instants.iter().map(|&(free, live)| [f64::from(free), f64::from(live)]);
+            let free = instants.iter().map(|&(free, live)| [UNIT * f64::from(free), f64::from(live)]);
             let savers = Savers::new(vec![free.collect()], own.clone(), &kind_of);
             let (all, layers) = (0..kind_of.len(), kind_of.len());
             let found = savers.again_s(0, &all);
@@ -222,14 +225,14 @@ mod tests {
                     ways: [[0.0; 2]]
                         .iter()
                         .chain(&kind.ways)
-                        .map(|&[seconds, bytes]| Way { seconds, gib: kind.saved - bytes })
+                        .map(|&[seconds, bytes]| Way { seconds, gib: (kind.saved - bytes) / UNIT })
                         .collect(),
                 })
                 .filter(|group| group.layers > 0)
                 .collect();
-            let rooms: Vec<f64> = instants.iter().map(|&(free, _)| f64::from(free) - state).collect();
+            let rooms: Vec<f64> = instants.iter().map(|&(free, _)| f64::from(free) - state / UNIT).collect();
             // A byte more is taken for rounding.
-            let whole: Vec<f64> = rooms.iter().map(|room| room + 1.0).collect();
+            let whole: Vec<f64> = rooms.iter().map(|room| room + 1.0 / UNIT).collect();
             if let Some(optimum) = mix::least_work(&groups, &rooms) {
                 let found = found.expect("there is room");
                 prop_assert!(found <= optimum + 1e-6, "{found} {optimum}");
