@@ -62,35 +62,44 @@ fn least_of_shape_s(
     // How many layers ranks may hold, where all have places.
     let most = |of: Of<'_>| room.may_hold(of).then(|| room.most(of));
     let mut least_s = within_s;
-    for sets in choices {
-        if stages::least_s(case(shape), sets, &endless, least_s) < least_s
-            && let Some(most) = most(Of::Choice(sets))
-        {
+    each_way(question, |sets, of| {
+        if stages::least_s(case(shape), sets, &endless, least_s) >= least_s {
+            return Some(false);
+        }
+        if let Some(most) = most(of) {
             least_s = stages::least_s(case(shape), sets, &most, least_s);
         }
+        Some(true)
+    });
+    least_s
+}
+
+/// Does something with each way to recompute, and with what is asked of a room then: with the choices of recompute sets, and where
+/// layers may choose, with the first for all that they may choose, or with so many layers at the beginning of each stage as long as
+/// these may still win, which it says: more take longer. None where it has had enough.
+fn each_way(
+    question: &Question<'_>,
+    mut with: impl FnMut(&Sets, Of<'_>) -> Option<bool>,
+) -> Option<()> {
+    for sets in &question.choices {
+        with(sets, Of::Choice(sets))?;
     }
-    match question.by_layer {
-        Some(ByLayer::Each) if choices.len() > 1 => {
-            if let Some(most) = most(Of::Any) {
-                least_s = stages::least_s(case(shape), &choices[0], &most, least_s);
-            }
+    match question.by_layer.filter(|_| question.choices.len() > 1) {
+        Some(ByLayer::Each) => {
+            with(&question.choices[0], Of::Any)?;
         }
-        Some(ByLayer::Block) if choices.len() > 1 => {
+        Some(ByLayer::Block) => {
             let set = question.sets.len() - 1;
             for layers in 1..=question.kind_of.len() as u32 {
-                let sets = &Sets::First { layers, set };
-                // More take longer.
-                if stages::least_s(case(shape), sets, &endless, least_s) >= least_s {
+                let sets = Sets::First { layers, set };
+                if !with(&sets, Of::Choice(&sets))? {
                     break;
-                }
-                if let Some(most) = most(Of::Choice(sets)) {
-                    least_s = stages::least_s(case(shape), sets, &most, least_s);
                 }
             }
         }
-        _ => {}
+        None => {}
     }
-    least_s
+    Some(())
 }
 
 /// Splits that may take less than some time and have room.
@@ -121,7 +130,7 @@ impl Open {
 
 /// Seconds that one split of a unit takes no less than where each layer computes again what it may by itself, in every shape and
 /// under every schedule.
-pub(crate) fn by_layer_bound_s(
+pub(crate) fn least_by_layer_s(
     questions: &[Question<'_>],
     unit: &Unit<'_>,
     stages: &[Vec<u32>],
@@ -169,44 +178,31 @@ pub(crate) fn open_splits(
                 first
             };
             let room = Room::new(case(shape), occupancies, question.capacity());
-            let cuts = |sets: &Sets, of: Of<'_>| {
+            each_way(question, |sets, of| {
+                if least_s(shape, sets) >= below_s {
+                    return Some(false);
+                }
                 let most = match &room {
-                    Some(room) if !room.may_hold(of) => return Some(Vec::new()),
+                    Some(room) if !room.may_hold(of) => return Some(true),
                     Some(room) => room.most(of),
                     None => Most::default(),
                 };
-                stages::open_cuts(case(shape), sets, &most, (below_s, limit))
-            };
-            for sets in &question.choices {
-                if least_s(shape, sets) < below_s {
-                    open.splits.extend(cuts(sets, Of::Choice(sets))?);
+                let cuts = stages::open_cuts(case(shape), sets, &most, (below_s, limit))?;
+                if matches!(of, Of::Choice(_)) {
+                    open.splits.extend(cuts);
+                    return Some(true);
                 }
-            }
-            match question.by_layer.filter(|_| question.choices.len() > 1) {
-                Some(ByLayer::Each) => {
-                    let held = &shapes.held_under(question, schedule, true)[index];
-                    for cut in cuts(&question.choices[0], Of::Any)? {
-                        let split = StageSplit::new(case(held), cut);
-                        let bound_s = unit.by_layer_bound_s(case(held), &split);
-                        if bound_s < below_s {
-                            open.by_layer_s = open.by_layer_s.min(bound_s);
-                            open.splits.insert(split.stages);
-                        }
+                let held = &shapes.held_under(question, schedule, true)[index];
+                for cut in cuts {
+                    let split = StageSplit::new(case(held), cut);
+                    let bound_s = unit.by_layer_bound_s(case(held), &split);
+                    if bound_s < below_s {
+                        open.by_layer_s = open.by_layer_s.min(bound_s);
+                        open.splits.insert(split.stages);
                     }
                 }
-                Some(ByLayer::Block) => {
-                    let set = question.sets.len() - 1;
-                    for layers in 1..=question.kind_of.len() as u32 {
-                        let sets = Sets::First { layers, set };
-                        // More take longer.
-                        if least_s(shape, &sets) >= below_s {
-                            break;
-                        }
-                        open.splits.extend(cuts(&sets, Of::Choice(&sets))?);
-                    }
-                }
-                None => {}
-            }
+                Some(true)
+            })?;
             if open.splits.len() > limit {
                 return None;
             }

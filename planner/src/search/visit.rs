@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use super::floor::floor_s;
-use super::least::{by_layer_bound_s, least_of_splits_s};
+use super::least::{least_by_layer_s, least_of_splits_s};
 use super::shape::{Question, Shape, Shapes};
 use super::trial::{Trial, children, splits};
 use super::unit::{Found, Outcome, Unit, beaten};
@@ -130,7 +130,7 @@ pub(crate) fn gap_of(found: &Found<'_>, questions: &[Question<'_>]) -> Option<f6
     if !found.split_is_whole(question) {
         bound = least_of_splits_s(questions, found.unit, found.step_s);
     } else if question.by_layer == Some(ByLayer::Each) {
-        bound = bound.min(by_layer_bound_s(questions, found.unit, &found.split.stages));
+        bound = bound.min(least_by_layer_s(questions, found.unit, &found.split.stages));
     }
     Some((1.0 - bound / found.step_s).max(0.0))
 }
