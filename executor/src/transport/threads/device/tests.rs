@@ -1,6 +1,6 @@
 //! Collectives on the memory of one GPU: what they take, wait for and hold on to.
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread::sleep;
 
 use moefold_emulator::LostWait;
@@ -219,14 +219,21 @@ fn a_rank_that_starts_a_collective_on_a_device_and_leaves_or_lingers_is_named() 
     for kind in kinds().into_iter().filter(|&kind| kind != Kind::Cpu) {
         let run = |deadline, stays: Duration| {
             let world = World::threads(3).deadline(deadline);
+            let has_started = Barrier::new(3);
             let run = world.run(|rank| {
                 let group = rank.communicator("tp", &all_ranks(3));
-                let pending = group.start_all_reduce(&zeros(&kind.open(), &[4]))?;
+                let tensor = zeros(&kind.open(), &[4]);
+                let start = || group.start_all_reduce(&tensor);
                 if rank.rank() == 1 {
+                    // Where the others are not there it goes no further.
+                    let pending = start();
+                    has_started.wait();
                     sleep(stays);
+                    drop(pending?);
                     return Ok(());
                 }
-                pending.wait()?;
+                has_started.wait();
+                start()?.wait()?;
                 Ok(())
             });
             run.expect_err("rank 1 does not wait").to_string()
