@@ -73,6 +73,27 @@ pub fn within(
     Some(held_by(&line.least_heaviest_stage(cap, more)?))
 }
 
+/// The best cut that is reached from one by moving a layer from a stage to another, as [`partition`] does where ranks have several
+/// stages, so that no rank holds more layers than `most` says of it. `None` where some still do, or there are fewer layers than
+/// stages that need one.
+pub fn holding(
+    weights: &Weights,
+    places: Places,
+    stages: &[Vec<u32>],
+    most: impl Fn(usize) -> u64,
+) -> Option<Partition> {
+    let line = Line::new(weights, stages.len())?;
+    let most: Vec<u64> = (0..places.pp() as usize).map(most).collect();
+    let all = most
+        .iter()
+        .fold(0, |all: u64, most| all.saturating_add(*most));
+    if all < line.layers() as u64 {
+        return None;
+    }
+    let cuts = line.hold_no_more(positions(stages), places, &most)?;
+    Some(line.partition(&cuts, places))
+}
+
 /// A step under 1F1B or ZB-H1, of which each rank has one stage.
 ///
 /// Under 1F1B a rank `w` before the last one runs `w` forward passes before its first backward pass waits for the stages behind

@@ -9,7 +9,8 @@ impl Line {
     /// The best of the local optima reached from some cuts and, where layers differ, from cuts one
     /// move away from the first optimum, as far as the budget of moves goes.
     pub(super) fn balance_ranks(&self, cuts: Vec<usize>, places: Places) -> Vec<usize> {
-        let mut search = Descent::new(self, places);
+        let endless = vec![u64::MAX; places.pp() as usize];
+        let mut search = Descent::new(self, places, &endless);
         let (mut best, optimum) = search.descend(cuts);
         let mut best_cuts = optimum.clone();
         if self.layers_are_equal() {
@@ -30,6 +31,17 @@ impl Line {
         best_cuts
     }
 
+    /// The local optimum reached from some cuts where each rank may hold so many layers at most. None where one still holds more.
+    pub(super) fn hold_no_more(
+        &self,
+        cuts: Vec<usize>,
+        places: Places,
+        most: &[u64],
+    ) -> Option<Vec<usize>> {
+        let (balance, cuts) = Descent::new(self, places, most).descend(cuts);
+        (balance.too_many == 0).then_some(cuts)
+    }
+
     fn layers_are_equal(&self) -> bool {
         let layer = |i: usize| self.before[i + 1] - self.before[i];
         (1..self.layers()).all(|i| layer(i) == layer(0))
@@ -47,7 +59,7 @@ impl Line {
             let rank = &mut ranks[places.rank_of(stage as u32) as usize];
             *rank = rank.saturating_add(weight);
         }
-        Balance::of(Heaviest::among(&stages), &ranks)
+        Balance::of(0, Heaviest::among(&stages), &ranks)
     }
 
     /// What stages weigh.
@@ -95,6 +107,8 @@ struct Descent<'a> {
     places: Places,
     /// The rank that has each stage.
     rank_of: Vec<usize>,
+    /// Layers that each rank may hold at most.
+    most: &'a [u64],
     moves_left: usize,
     /// What stages weigh, before a move.
     plain: Vec<u64>,
@@ -109,12 +123,13 @@ struct Descent<'a> {
 }
 
 impl<'a> Descent<'a> {
-    fn new(line: &'a Line, places: Places) -> Self {
+    fn new(line: &'a Line, places: Places, most: &'a [u64]) -> Self {
         let rank_of = (0..line.stages).map(|stage| places.rank_of(stage as u32) as usize);
         Self {
             line,
             places,
             rank_of: rank_of.collect(),
+            most,
             moves_left: usize::MAX,
             plain: Vec::new(),
             before: Vec::new(),
@@ -126,13 +141,30 @@ impl<'a> Descent<'a> {
 
     /// Moves layers between stages while the balance improves.
     fn descend(&mut self, mut cuts: Vec<usize>) -> (Balance, Vec<usize>) {
-        let mut balance = self.line.balance(&cuts, self.places);
+        let mut balance = self.balance(&cuts);
         while let Some((better, source, target)) = self.better_move(&cuts, balance) {
             balance = better;
             shift(&mut cuts, source, target);
-            debug_assert_eq!(balance, self.line.balance(&cuts, self.places));
+            debug_assert_eq!(balance, self.balance(&cuts));
         }
         (balance, cuts)
+    }
+
+    fn balance(&self, cuts: &[usize]) -> Balance {
+        let held = self.held(cuts).into_iter().zip(self.most);
+        Balance {
+            too_many: held.map(|(held, most)| held.saturating_sub(*most)).sum(),
+            ..self.line.balance(cuts, self.places)
+        }
+    }
+
+    /// Layers of each rank.
+    fn held(&self, cuts: &[usize]) -> Vec<u64> {
+        let mut held = vec![0; self.most.len()];
+        for (rank, cut) in self.rank_of.iter().zip(cuts.windows(2)) {
+            held[*rank] += (cut[1] - cut[0]) as u64;
+        }
+        held
     }
 
     /// Weighs what stands before a move.
@@ -163,21 +195,35 @@ impl<'a> Descent<'a> {
         }
     }
 
-    /// The best single move off a heaviest rank or stage, if any is an improvement. The balance is that of the cuts.
+    /// The best single move off a heaviest rank or stage or off a rank of too many layers, if any is an improvement.
+    /// The balance is that of the cuts.
     ///
     /// From one target to the next only the weights of a few stages change: of the source, of both targets, and of
     /// those between where layers differ. Stages on either side weigh what they did.
     fn better_move(&mut self, cuts: &[usize], balance: Balance) -> Option<(Balance, usize, usize)> {
         let line = self.line;
         self.weigh(cuts);
+        let (held, most) = (self.held(cuts), self.most);
         let mut best = None;
         let mut least = balance;
         for source in 0..line.stages {
-            let is_heaviest = self.ranks[self.rank_of[source]] == balance.max_rank;
+            let giver = self.rank_of[source];
+            let has_more = held[giver] > most[giver];
+            let is_heaviest = self.ranks[giver] == balance.max_rank;
             let own = self.plain[source];
-            if !(is_heaviest || own == balance.max_stage) || !line.can_give(cuts, source) {
+            if !(has_more || is_heaviest || own == balance.max_stage)
+                || !line.can_give(cuts, source)
+            {
                 continue;
             }
+            let too_many = |taker: usize| {
+                if taker == giver {
+                    balance.too_many
+                } else {
+                    let more = u64::from(held[taker] >= most[taker]);
+                    balance.too_many + more - u64::from(has_more)
+                }
+            };
             let (from, to) = (cuts[source], cuts[source + 1]);
             let moved_on = |stage: usize| line.weight(stage, cuts[stage] + 1, cuts[stage + 1] + 1);
             let moved_back =
@@ -201,9 +247,9 @@ impl<'a> Descent<'a> {
                 let passing = if target == 0 { there } else { moved_on(target) };
                 self.set(target, passing, weight);
                 let stages = self.before[target].and(Heaviest::one(weight));
-                if let Some(better) =
-                    least.improved(stages.and(self.passed[target + 1]), &self.ranks)
-                {
+                let too_many = too_many(self.rank_of[target]);
+                let stages = stages.and(self.passed[target + 1]);
+                if let Some(better) = least.improved(too_many, stages, &self.ranks) {
                     least = better;
                     best = Some((better, source, target));
                 }
@@ -221,8 +267,10 @@ impl<'a> Descent<'a> {
                 let there = self.plain[target];
                 let weight = line.weight(target, cuts[target] - 1, cuts[target + 1]);
                 self.set(target, there, weight);
+                let too_many = too_many(self.rank_of[target]);
                 let all = stages.and(Heaviest::one(weight));
-                if let Some(better) = least.improved(all.and(self.after[target + 1]), &self.ranks) {
+                let all = all.and(self.after[target + 1]);
+                if let Some(better) = least.improved(too_many, all, &self.ranks) {
                     least = better;
                     best = Some((better, source, target));
                 }
@@ -267,6 +315,8 @@ pub(super) fn shift(cuts: &mut [usize], source: usize, target: usize) {
 /// one of several heaviest ranks count as progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Balance {
+    /// Layers of ranks above what each may hold.
+    too_many: u64,
     pace: u128,
     pub(super) max_rank: u64,
     ranks_there: usize,
@@ -275,9 +325,10 @@ pub(super) struct Balance {
 }
 
 impl Balance {
-    fn of(stages: Heaviest, ranks: &[u64]) -> Self {
+    fn of(too_many: u64, stages: Heaviest, ranks: &[u64]) -> Self {
         let max_rank = heaviest(ranks);
         Self {
+            too_many,
             pace: pace(max_rank, stages.weight),
             max_rank,
             ranks_there: ranks.iter().filter(|&&weight| weight == max_rank).count(),
@@ -287,12 +338,13 @@ impl Balance {
     }
 
     /// That of some ranks and their stages where it is better.
-    fn improved(self, stages: Heaviest, ranks: &[u64]) -> Option<Self> {
+    fn improved(self, too_many: u64, stages: Heaviest, ranks: &[u64]) -> Option<Self> {
         let max_rank = heaviest(ranks);
-        if (pace(max_rank, stages.weight), max_rank) > (self.pace, self.max_rank) {
+        let first = (too_many, pace(max_rank, stages.weight), max_rank);
+        if first > (self.too_many, self.pace, self.max_rank) {
             return None;
         }
-        Some(Self::of(stages, ranks)).filter(|balance| *balance < self)
+        Some(Self::of(too_many, stages, ranks)).filter(|balance| *balance < self)
     }
 }
 

@@ -3,7 +3,7 @@
 use moefold_profiles::random::SplitMix64;
 use moefold_profiles::units::Span;
 
-use super::balance::pace;
+use super::balance::{Balance, pace};
 use super::*;
 use crate::choice::ScheduleName;
 use crate::schedule::Schedule;
@@ -337,6 +337,80 @@ fn differential_unequal_layers_come_close() {
     assert!(
         exact * 10 >= cases * 9 && worst < 1.1,
         "{exact} of {cases} exact, worst {worst:.3}"
+    );
+}
+
+/// Where ranks of several stages may hold so many layers at most: moves that go on from a balanced cut find one wherever there is
+/// room, and little above the best.
+#[test]
+fn oracle_what_ranks_hold_no_more_of_comes_close() {
+    let mut random = SplitMix64::new(23);
+    let (mut found, mut exact, mut none, mut missed, mut worst) = (0, 0, 0, 0, 1.0_f64);
+    for _ in 0..400 {
+        let num_layers = 6 + random.below(6) as usize;
+        let layers: Vec<u64> = (0..num_layers)
+            .map(|_| if random.below(3) == 0 { 7 } else { 10 })
+            .collect();
+        let weights = Weights {
+            layers: &layers,
+            first: random.below(5),
+            last: random.below(25),
+            first_may_be_bare: false,
+            last_may_be_bare: true,
+        };
+        for (pp, vpp) in [(2, 2), (3, 2), (2, 3)] {
+            let places = around(pp as u32, vpp as u32);
+            let line = Line::new(&weights, pp * vpp).expect("enough layers");
+            let even = num_layers.div_ceil(pp) as u64;
+            let most: Vec<u64> = (0..pp).map(|_| even - 1 + random.below(3)).collect();
+            let held = |cuts: &[usize]| {
+                let mut held = vec![0; pp];
+                for (stage, cut) in cuts.windows(2).enumerate() {
+                    held[stage % pp] += (cut[1] - cut[0]) as u64;
+                }
+                held
+            };
+            let may = |cuts: &Vec<usize>| {
+                held(cuts)
+                    .iter()
+                    .zip(&most)
+                    .all(|(held, most)| held <= most)
+            };
+            let of = |cuts: &[usize]| {
+                let Balance {
+                    max_rank,
+                    max_stage,
+                    ..
+                } = line.balance(cuts, places);
+                pace(max_rank, max_stage)
+            };
+            let best = cuts_of(&line)
+                .into_iter()
+                .filter(may)
+                .map(|cuts| of(&cuts))
+                .min();
+            let balanced = partition(&weights, places).expect("enough layers");
+            let cut = holding(&weights, places, &balanced.stages, |rank| most[rank]);
+            match (cut, best) {
+                (Some(cut), Some(best)) => {
+                    check_is_a_cut(&cut.stages, num_layers);
+                    assert!(may(&positions(&cut.stages)), "{cut:?} {most:?}");
+                    let own = pace(cut.max_rank, cut.max_stage);
+                    worst = worst.max(own as f64 / best as f64);
+                    exact += usize::from(own == best);
+                    found += 1;
+                }
+                (None, Some(_)) => missed += 1,
+                (cut, None) => {
+                    assert!(cut.is_none(), "{cut:?} {most:?}");
+                    none += 1;
+                }
+            }
+        }
+    }
+    assert!(
+        missed == 0 && none > 100 && exact * 10 >= found * 8 && worst < 1.2,
+        "{found} found, {exact} exact, {missed} missed, {none} without, worst {worst:.3}"
     );
 }
 

@@ -8,13 +8,15 @@
 
 use std::ops::Range;
 
+use moefold_profiles::ByClass;
 use moefold_profiles::units::Bytes;
 
 use super::by_set::OfSet;
-use super::candidate::{Case, overhead};
+use super::candidate::{Case, overhead, own};
 use super::recompute::Sets;
 use super::savers::{AsLightest, KindOfLayer, Savers};
 use super::shape::Kind;
+use crate::layout::Layout;
 use crate::memory::Occupancy;
 use crate::runtime::Running;
 use crate::shard::Shard;
@@ -394,11 +396,33 @@ impl Most {
             .map_or(u64::MAX, |of_all| of_all.by_rank[rank])
     }
 
-    /// A rank may hold no more than so many layers of all kinds.
-    pub(crate) fn lower(&mut self, rank: usize, layers: u64) {
-        if let Some(of_all) = self.groups.last_mut() {
-            of_all.by_rank[rank] = of_all.by_rank[rank].min(layers);
+    /// Ranks that some stages take too much memory of may hold fewer layers of all kinds than they do. None where one has none.
+    pub(crate) fn lower_full(
+        &mut self,
+        layout: &Layout,
+        stages: &[Vec<u32>],
+        taken: &[ByClass<Bytes>],
+        capacity: Bytes,
+    ) -> Option<()> {
+        for (rank, taken) in taken.iter().enumerate() {
+            let taken = taken.total();
+            if taken <= capacity {
+                continue;
+            }
+            let held = own(layout, rank).map(|stage| stages[stage].len() as u64);
+            let held: u64 = held.sum();
+            // Several stages may be too much by several layers: about as many as have that for their share.
+            let above = if layout.vpp() > 1 {
+                (taken - capacity).0 / (taken.0 / held.max(1)).max(1)
+            } else {
+                1
+            };
+            let left = held.checked_sub(above.max(1))?;
+            if let Some(of_all) = self.groups.last_mut() {
+                of_all.by_rank[rank] = of_all.by_rank[rank].min(left);
+            }
         }
+        Some(())
     }
 }
 

@@ -2,13 +2,15 @@
 
 use std::ops::Range;
 
-use moefold_profiles::units::Span;
+use moefold_profiles::ByClass;
+use moefold_profiles::units::{Bytes, Span};
 
 use super::candidate::{Case, StageSplit, layer_weights, message, nanoseconds, weights};
 use super::floor::floor_s;
 use super::recompute::Sets;
 use super::room::{Most, Of, Room};
 use super::shape::Kind;
+use super::unit::peak;
 use crate::memory::Occupancy;
 use crate::partition::{self, OneStageEach, Weights};
 
@@ -309,15 +311,17 @@ fn of_cuts<T>(
     with(step, cap, rounded)
 }
 
-/// Tries of a split with room: a rank that has none for its layers has one less in the next.
+/// Tries of a split with room: a rank that has none for its layers has fewer in the next.
 const TRIES: usize = 8;
 
 /// A split whose ranks have room under some recompute sets: the one whose heaviest stage is least of the cuts that a floor of
-/// memory allows, with a layer less on each rank that turns out to be too full, until none is. None where none is found in a
-/// few tries, or would take `below_s` or longer. Of layouts whose ranks have one stage each.
+/// memory allows, or where ranks have several stages the best that moves of layers make of a split, of which it may be known what it
+/// takes; with fewer layers on each rank that turns out to be too full, until none is. None where none is found in a few tries, or
+/// would take `below_s` or longer.
 pub(crate) fn split_with_room(
     case: Case<'_>,
     sets: &Sets,
+    (split, known): (&StageSplit, Option<Vec<ByClass<Bytes>>>),
     (room, occupancies): (&Room<'_>, &[Vec<Occupancy>]),
     below_s: f64,
 ) -> Option<StageSplit> {
@@ -326,27 +330,40 @@ pub(crate) fn split_with_room(
     } = case;
     let capacity = question.capacity();
     let mut most = room.most(Of::Choice(sets));
+    let several = layout.vpp() > 1;
+    let mut stages = split.stages.clone();
+    if several {
+        let taken = known.unwrap_or_else(|| split.memory(case, sets, occupancies));
+        most.lower_full(layout, &stages, &taken, capacity)?;
+    }
     let layers = layer_weights(case, sets);
     let weights = weights(case, &layers, sets);
     let cap = nanoseconds(below_s) / u64::from(layout.microbatches());
     let cap = cap.saturating_add(layers.len() as u64);
     for _ in 0..TRIES {
-        let more = more(case, sets, &most);
-        let stages = partition::within(&weights, layout.stages(), cap, more)?;
-        let split = StageSplit::new(case, stages);
+        stages = if several {
+            if least_s(case, sets, &most, below_s) >= below_s {
+                return None;
+            }
+            let most = |rank| most.of_rank(rank);
+            let held = partition::holding(&weights, layout.places(), &stages, most)?;
+            if ranks_add_up(case) && held.max_rank > cap {
+                return None;
+            }
+            held.stages
+        } else {
+            let more = more(case, sets, &most);
+            partition::within(&weights, layout.stages(), cap, more)?
+        };
+        let split = StageSplit::new(case, stages.clone());
         if split.bound(case, sets).seconds().0 >= below_s {
             return None;
         }
         let memory = split.memory(case, sets, occupancies);
-        let full = (0..memory.len()).filter(|&rank| memory[rank].total() > capacity);
-        let full: Vec<usize> = full.collect();
-        if full.is_empty() {
+        if peak(&memory) <= capacity {
             return Some(split);
         }
-        for rank in full {
-            let fewer = split.stages[rank].len().checked_sub(1)?;
-            most.lower(rank, fewer as u64);
-        }
+        most.lower_full(layout, &stages, &memory, capacity)?;
     }
     None
 }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{ControlFlow, Range};
 
+use moefold_profiles::ByClass;
 use moefold_profiles::units::{Bytes, GIB};
 
 use super::candidate::{self, StageSplit};
@@ -264,10 +265,8 @@ impl<'a> Trial<'_, 'a> {
     ) -> ControlFlow<()> {
         let (question, unit) = (self.question, self.unit);
         let by_time = question.options.objective != Objective::Memory;
-        // A rank of several stages may hold them in more ways than are gone through.
         let may_move = by_time
-            && unit.layout.stages() > 1
-            && unit.layout.vpp() == 1
+            && unit.layout.pp() > 1
             && question.options.stages.is_none()
             && question.splits.is_empty();
         let mut moved = BTreeSet::new();
@@ -291,7 +290,7 @@ impl<'a> Trial<'_, 'a> {
             } else {
                 Some(question.choices[child.choice].clone())
             };
-            let has_room = sets.is_some_and(|sets| {
+            let tried = sets.map(|sets| {
                 self.one(
                     (&mut *schedule, shape),
                     place,
@@ -300,6 +299,8 @@ impl<'a> Trial<'_, 'a> {
                     outcome,
                 )
             });
+            let has_room = tried == Some(None);
+            let mut full = tried.flatten().filter(|_| !by_layer);
             if !has_room {
                 self.state.entry(place).or_insert(false);
             }
@@ -323,21 +324,18 @@ impl<'a> Trial<'_, 'a> {
                     break;
                 }
                 let room = (&room, schedule.occupancies);
-                if let Some(split) = stages::split_with_room(case, &sets, room, beaten) {
-                    self.one(
-                        (&mut *schedule, shape),
-                        place,
-                        Cow::Owned(split),
-                        sets,
-                        outcome,
-                    );
+                let from = (split, full.take());
+                if let Some(split) = stages::split_with_room(case, &sets, from, room, beaten) {
+                    let under = (&mut *schedule, shape);
+                    // Memory of the host is not looked at before.
+                    self.one(under, place, Cow::Owned(split), sets, outcome);
                 }
             }
         }
         ControlFlow::Continue(())
     }
 
-    /// Tries a split under some recompute sets. False where it has no room.
+    /// Tries a split under some recompute sets. What ranks take, where it has no room.
     fn one(
         &mut self,
         (schedule, shape): (&mut Scheduled<'a>, &'a Shape),
@@ -345,7 +343,7 @@ impl<'a> Trial<'_, 'a> {
         split: Cow<'_, StageSplit>,
         sets: Sets,
         outcome: &mut Outcome<'a>,
-    ) -> bool {
+    ) -> Option<Vec<ByClass<Bytes>>> {
         let (question, unit) = (self.question, self.unit);
         let objective = question.options.objective;
         let by_time = objective != Objective::Memory;
@@ -358,7 +356,7 @@ impl<'a> Trial<'_, 'a> {
             let bound_s = split.bound(case, &sets).seconds().0;
             if bound_s >= beaten {
                 self.left_s = self.left_s.min(bound_s);
-                return true;
+                return None;
             }
         }
         let memory = split.memory(case, &sets, schedule.occupancies);
@@ -370,10 +368,10 @@ impl<'a> Trial<'_, 'a> {
         );
         let on_host = split.on_host(case, &sets, schedule.occupancies);
         if peak > capacity || !question.host_holds(peak, on_host) {
-            return false;
+            return Some(memory);
         }
         if !by_time && peak.gib() >= beaten {
-            return true;
+            return None;
         }
         self.state.insert(place, true);
         let times = split.times(case, &sets);
@@ -402,6 +400,6 @@ impl<'a> Trial<'_, 'a> {
         if let Some(slower) = slower {
             self.left_s = self.left_s.min(slower.step_s);
         }
-        true
+        None
     }
 }

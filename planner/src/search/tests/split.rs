@@ -133,20 +133,24 @@ fn oracle_the_gap_covers_the_best_of_all_splits() {
 }
 
 /// Where nothing may be recomputed and the split that is balanced by time has no room, one that has it is found, if there is any
-/// with a stage a rank, and takes no longer than the best by much.
+/// (of several stages a rank in three of four cases), and takes no longer than the best by much.
 #[test]
 fn oracle_a_split_with_room_is_found() {
     let (_, cluster, options) = small();
     let costs = Costs::for_cluster(&cluster, &[]);
-    let (mut moved, mut worst) = (0, 0.0_f64);
-    for (name, gpus, ep) in [
-        ("mixtral-8x7b", 32, 8),
-        ("deepseek-v2-lite", 32, 8),
-        ("gpt-oss-20b", 16, 4),
+    // With a stage a rank, and with several.
+    let (mut moved, mut missed, mut worst) = ([0; 2], 0, 0.0_f64);
+    for (name, gpus, pins) in [
+        ("mixtral-8x7b", 32, "pp=4,vpp=1,ep=8"),
+        ("deepseek-v2-lite", 32, "pp=4,vpp=1,ep=8"),
+        ("gpt-oss-20b", 16, "pp=4,vpp=1,ep=4"),
+        ("mixtral-8x7b", 16, "pp=2,vpp=2,ep=8"),
+        ("deepseek-v2-lite", 16, "pp=2,vpp=2,ep=8"),
+        ("gpt-oss-20b", 8, "pp=2,vpp=2,ep=4"),
     ] {
         let mut model: Model = presets::load(name).expect("a preset");
         model.layers.truncate(11);
-        let pins = format!("tp=1,cp=1,pp=4,vpp=1,ep={ep},etp=1,mbs=1");
+        let pins = format!("tp=1,cp=1,{pins},etp=1,mbs=1");
         let mut options = SearchOptions {
             pins: pins.parse().expect("degrees"),
             recompute: Some(Recompute::None.into()),
@@ -155,6 +159,7 @@ fn oracle_a_split_with_room_is_found() {
         options.batch.global_batch = 64;
         options.memory_gib = None;
         let whole = run(&model, &cluster, gpus, &options);
+        let several = whole.plans[0].layout.vpp > 1;
         let (balanced, peak_gib) = (
             whole.plans[0].pipeline.clone(),
             whole.plans[0].predicted.peak_gib,
@@ -173,18 +178,22 @@ fn oracle_a_split_with_room_is_found() {
             let best_s = each.filter_map(|stages| plan(Some(stages)));
             let best_s = best_s.fold(f64::INFINITY, f64::min);
             let found_s = plan(None).unwrap_or(f64::INFINITY);
-            assert_eq!(
-                found_s.is_finite(),
-                best_s.is_finite(),
-                "{name} {share}: {found_s} {best_s}, balanced {balanced:?}"
+            missed += u32::from(several && !found_s.is_finite() && best_s.is_finite());
+            assert!(
+                several || found_s.is_finite() == best_s.is_finite(),
+                "{name} {pins} {share}: {found_s} {best_s}, balanced {balanced:?}"
             );
-            if best_s.is_finite() {
-                moved += 1;
+            if found_s.is_finite() {
+                moved[usize::from(several)] += 1;
                 worst = worst.max(found_s / best_s - 1.0);
             }
         }
     }
-    assert!(moved >= 4 && worst < 0.01, "{moved} moved, worst {worst}");
+    assert!(
+        moved.into_iter().all(|moved| moved >= 4) && worst < 0.01,
+        "{moved:?} moved, {missed} missed, worst {worst}"
+    );
+    assert!(3 * missed <= moved[1], "{moved:?} moved, {missed} missed");
 }
 
 /// What is proven best has nothing left to gain, whatever it recomputes.
