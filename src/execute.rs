@@ -493,7 +493,11 @@ fn train_in(
         Ok(())
     };
     let here = if world.is_apart() { 1 } else { ranks };
-    let watch = HostWatch::begin(here * environment.threads_per_rank, !world.is_apart());
+    let watch = HostWatch::begin(
+        &options.device,
+        here * environment.threads_per_rank,
+        !world.is_apart(),
+    );
     let trained = run_in(Watch {
         on_step: &on_step,
         on_note: &on_note,
@@ -512,7 +516,8 @@ fn train_in(
     trained.summary.host = watch.and_then(HostWatch::end);
     progress.finish_and_clear();
     let Journal { mut files, .. } = journal.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let profile = trained.measured.profile(&environment);
+    let mut profile = trained.measured.profile(&environment);
+    profile.pace_s = trained.summary.host.and_then(|host| host.pace_s);
     let written = match control.stopped() {
         // Without a summary it is a run that did not finish.
         Some(_) => files.flush(),

@@ -261,6 +261,7 @@ impl<'a> Question<'a> {
         let used = |named: &NamedProfile| ProfileUsed {
             name: named.name.clone(),
             hash: named.profile.hash(),
+            pace_s: named.profile.pace_s,
         };
         Ok(Found {
             answer: Answer {

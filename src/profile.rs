@@ -18,6 +18,7 @@ use moefold_executor::support;
 use moefold_executor::trace::{self, Traced};
 use moefold_executor::transport::{Launched, World};
 use moefold_kernels::cuda::{Architecture, Properties};
+use moefold_kernels::pace::pace_s;
 use moefold_planner::bucket::Division;
 use moefold_planner::choice::{
     CpComm, Dispatcher, HostShare, Masters, Optimizer, Overlap, StackName,
@@ -347,6 +348,7 @@ fn measure_on(
     output: Output,
 ) -> Result<Option<MeasuredHere>, Failure> {
     let mut budget = Duration::from_secs_f64(budget_s);
+    let before_s = (!device.is_gpu() && !world.is_apart()).then(pace_s);
     let (mut trained, mut rehearsed_step_s) = (None, Vec::new());
     if !rehearsals.is_empty() {
         let bar = output.progress(rehearsals.len() as u64, "training");
@@ -389,9 +391,12 @@ fn measure_on(
     let shown = |progress: Progress| bar.set_position(progress.done as u64);
     let mut measured = profile::run_in(&world, &options, &shown).map_err(failure)?;
     bar.finish_and_clear();
-    if let (Some(measured), Some(trained)) = (&mut measured, trained) {
-        let alone = std::mem::take(&mut measured.profile.samples);
-        measured.profile.samples = trained.samples.into_iter().chain(alone).collect();
+    if let Some(measured) = &mut measured {
+        measured.profile.pace_s = before_s.map(|before_s| [before_s, pace_s()]);
+        if let Some(trained) = trained {
+            let alone = std::mem::take(&mut measured.profile.samples);
+            measured.profile.samples = trained.samples.into_iter().chain(alone).collect();
+        }
     }
     Ok(measured.map(|measured| MeasuredHere {
         measured,

@@ -1,4 +1,4 @@
-//! [`HostWatch`]: what else a machine did while a run was measured on it.
+//! [`HostWatch`]: what else a machine did while a run was measured on it, and how fast it was.
 //!
 //! Times of a machine that had more to do than it has cores are not the program's alone. Linux counts what
 //! its processors did and what this process did (`/proc/stat`, `/proc/self/stat`, proc(5)); elsewhere nothing
@@ -7,8 +7,11 @@
 use std::fs;
 use std::time::Instant;
 
+use moefold_kernels::pace::pace_s;
 use moefold_profiles::presets::Machine;
 use moefold_profiles::run::HostLoad;
+
+use crate::device::DeviceSpec;
 
 /// Units of processor time a second in `/proc`: `USER_HZ`, which is 100 on every architecture that Linux
 /// shows to programs (`include/asm-generic/param.h`).
@@ -21,6 +24,8 @@ pub struct HostWatch {
     cores: u32,
     threads: u32,
     load_before: f64,
+    /// Before it began, where it is the CPU that computes.
+    pace_s: Option<f64>,
     /// Where other programs can be told apart.
     ticks: Option<Ticks>,
 }
@@ -35,15 +40,18 @@ struct Ticks {
 }
 
 impl HostWatch {
-    /// Begins, before a run of so many computing threads in this process. `alone` says that no other process
+    /// Begins, before a run on some device of so many computing threads in this process. `alone` says that no other process
     /// belongs to the run. `None` where the system says nothing.
-    pub fn begin(threads: u32, alone: bool) -> Option<Self> {
+    pub fn begin(device: &DeviceSpec, threads: u32, alone: bool) -> Option<Self> {
         let cores = Machine::detect().cores;
+        let load_before = load()?;
+        let pace_s = (alone && !device.is_gpu()).then(pace_s);
         Some(Self {
             began: Instant::now(),
             cores,
             threads,
-            load_before: load()?,
+            load_before,
+            pace_s,
             ticks: if alone { Ticks::now(cores) } else { None },
         })
     }
@@ -58,6 +66,7 @@ impl HostWatch {
             load_before: self.load_before,
             load_after: load()?,
             others_busy: self.ticks.and_then(others),
+            pace_s: self.pace_s.map(|before_s| [before_s, pace_s()]),
         })
     }
 }
@@ -148,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_machine_that_says_what_it_did_is_watched() {
-        if let Some(watch) = HostWatch::begin(3, true) {
+        if let Some(watch) = HostWatch::begin(&DeviceSpec::CPU, 3, true) {
             let load = watch.end().expect("it was known before");
             assert_eq!(load.threads, 3);
             assert!(load.cores > 0 && load.load_before >= 0.0, "{load:?}");
@@ -156,6 +165,8 @@ mod tests {
                 load.others_busy.is_none_or(|cores| cores >= 0.0),
                 "{load:?}"
             );
+            let pace_s = load.pace_s.expect("the CPU computes");
+            assert!(pace_s.iter().all(|&pace_s| pace_s > 0.0), "{load:?}");
         }
     }
 }

@@ -52,6 +52,7 @@ pub mod merge;
 pub mod meta;
 pub mod observe;
 pub mod offer;
+pub mod pace;
 pub mod permute;
 pub mod programs;
 pub mod reduce;

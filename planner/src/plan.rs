@@ -388,13 +388,16 @@ impl Request {
 }
 
 /// A profile that prices came from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileUsed {
     /// Name of the shipped table or of the directory.
     pub name: String,
     /// Hash of its content.
     pub hash: String,
+    /// Its [`pace_s`](moefold_profiles::Profile::pace_s).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace_s: Option<[f64; 2]>,
 }
 
 /// A runner-up, short.

@@ -223,6 +223,10 @@ pub struct Profile {
     pub versions: Vec<String>,
     /// Clocks, in words, where they are known; else empty.
     pub clocks: String,
+    /// Seconds that a fixed piece of work took on all cores before samples were taken and after, where they are of a CPU whose
+    /// ranks are threads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace_s: Option<[f64; 2]>,
     /// When, as RFC 3339.
     pub date: String,
     /// The command that measured.
@@ -403,6 +407,7 @@ impl Profile {
             concurrent_ranks: 1,
             versions: Vec::new(),
             clocks: String::new(),
+            pace_s: None,
             date: String::new(),
             command: String::new(),
             steps: None,
@@ -509,6 +514,9 @@ impl Profile {
                 None => Ok(()),
             }
         };
+        if let Some(pace_s) = &self.pace_s {
+            timings("pace_s", pace_s)?;
+        }
         if let Some(steps) = &self.steps {
             timings("steps.seconds", &steps.seconds)?;
         }
@@ -689,6 +697,8 @@ mod tests {
             "`samples[1].key.collective.bytes`",
         );
         check(&|text| text.replace("0.625", "-0.625"), "`steps.seconds`");
+        let paced = "\"pace_s\": [0.01, 0], \"date\":";
+        check(&|text| text.replace("\"date\":", paced), "`pace_s` is 0");
         check(
             &|text| text.replace("\"factor\": 1.5", "\"factor\": -1.5"),
             "`calibration.network.factor`",

@@ -265,7 +265,7 @@ impl RunSummary {
     }
 }
 
-/// How busy the machine was that a run was measured on.
+/// How busy the machine was that a run was measured on, and how fast.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostLoad {
@@ -282,6 +282,10 @@ pub struct HostLoad {
     /// processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub others_busy: Option<f64>,
+    /// Seconds that a fixed piece of work took on all cores before the run and after it; absent where no time is the
+    /// CPU's, or ranks are other processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace_s: Option<[f64; 2]>,
 }
 
 /// Peak memory of one rank, by what it held at that instant.

@@ -96,7 +96,7 @@ impl Page {
 mod tests {
     use super::*;
     use crate::sample;
-    use moefold_planner::plan::Plan;
+    use moefold_planner::plan::{Plan, ProfileUsed};
     use moefold_profiles::import;
     use moefold_profiles::run::{HostLoad, RunSummary};
     use moefold_profiles::units::Bytes;
@@ -444,11 +444,15 @@ mod tests {
     fn edited(dir: &Path, edit: impl Fn(&mut RunSummary)) -> PathBuf {
         let plan = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
         let run = sample::write_run(dir, &plan, 1.25, 10);
+        edit_summary(&run, edit);
+        run
+    }
+
+    fn edit_summary(run: &Path, edit: impl Fn(&mut RunSummary)) {
         let file = run.join("summary.json");
         let mut summary: RunSummary = serde_json::from_str(&read(&file)).expect("a summary");
         edit(&mut summary);
         sample::write_json(&file, &summary);
-        run
     }
 
     #[test]
@@ -462,6 +466,7 @@ mod tests {
                     load_before,
                     load_after: 9.0,
                     others_busy,
+                    pace_s: None,
                 });
             });
             let findings = findings::of(&compared(&[run]));
@@ -483,6 +488,45 @@ mod tests {
         assert_eq!(said("alone", Some(0.1), 8.0, 4), None);
         assert_eq!(said("roomy", Some(2.0), 2.0, 1), None);
         assert_eq!(said("quiet", None, 0.2, 4), None);
+    }
+
+    #[test]
+    fn a_machine_of_another_speed_than_its_profile_is_said() {
+        let dir = scratch();
+        let said = |name: &str, then_s: Option<f64>, now_s: [f64; 2]| {
+            let mut plan = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+            plan.profiles = vec![ProfileUsed {
+                name: "here".to_owned(),
+                hash: "1".to_owned(),
+                pace_s: then_s.map(|then_s| [then_s; 2]),
+            }];
+            let run = sample::write_run(&dir.path().join(name), &plan, 1.25, 10);
+            edit_summary(&run, |summary| {
+                summary.host = Some(HostLoad {
+                    cores: 4,
+                    threads: 4,
+                    load_before: 0.0,
+                    load_after: 4.0,
+                    others_busy: None,
+                    pace_s: Some(now_s),
+                });
+            });
+            let findings = findings::of(&compared(&[run]));
+            let mut said = findings.into_iter();
+            said.find(|finding| finding.contains("a fixed piece of work"))
+        };
+        let slower = said("slower", Some(0.004), [0.0045, 0.0055]).expect("another speed");
+        assert!(
+            slower.contains("took 25.0% longer than") && slower.contains("was slower"),
+            "{slower}"
+        );
+        let faster = said("faster", Some(0.004), [0.003; 2]).expect("another speed");
+        assert!(
+            faster.contains("took 25.0% less than") && faster.contains("was faster"),
+            "{faster}"
+        );
+        assert_eq!(said("as before", Some(0.004), [0.0042; 2]), None);
+        assert_eq!(said("not said", None, [0.003; 2]), None);
     }
 
     #[test]
@@ -540,9 +584,10 @@ mod tests {
         let dir = scratch();
         let rough = sample::cpu_plan([2, 1, 1, 4, 1], 0.1);
         let mut informed = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
-        informed.profiles.push(moefold_planner::plan::ProfileUsed {
+        informed.profiles.push(ProfileUsed {
             name: "here".to_owned(),
             hash: "1".to_owned(),
+            pace_s: None,
         });
         informed.planned.predicted.confidence.measured = 1.0;
         let paths = [("rough.json", &rough), ("informed.json", &informed)]

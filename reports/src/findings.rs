@@ -4,6 +4,7 @@
 use moefold_planner::answer::SearchRecord;
 use moefold_planner::plan::PlannedRouting;
 use moefold_profiles::Category;
+use moefold_profiles::statistics::median;
 use moefold_profiles::trace::TimeByCategory;
 
 use crate::draw::color;
@@ -19,13 +20,16 @@ const NEGLIGIBLE: f64 = 0.002;
 const UNEVEN: f64 = 0.03;
 /// How much more than its cores a machine may have to do before that is said.
 const CROWDED: f64 = 0.1;
+/// From how much on it is said that a fixed piece of work took longer or less than before.
+const CHANGED: f64 = 0.1;
 /// A lead smaller than this is no lead.
 const TIE: f64 = 0.005;
 
 /// The findings, the most important first.
 pub(crate) fn of(comparison: &Comparison) -> Vec<String> {
     let mut findings = prediction(comparison);
-    findings.extend(of_runs(comparison, host_of));
+    findings.extend(of_runs(comparison, |_, measured| host_of(measured)));
+    findings.extend(of_runs(comparison, pace_of));
     if comparison.is_comparable() {
         findings.extend(winner(comparison, true));
         findings.extend(winner(comparison, false));
@@ -41,9 +45,9 @@ pub(crate) fn of(comparison: &Comparison) -> Vec<String> {
         findings.extend(where_time_goes(best));
         findings.extend(memory_of(best));
     }
-    findings.extend(of_runs(comparison, loss_of));
+    findings.extend(of_runs(comparison, |_, measured| loss_of(measured)));
     findings.extend(differences(comparison).iter().map(Difference::sentence));
-    findings.extend(of_runs(comparison, balance_of));
+    findings.extend(of_runs(comparison, |_, measured| balance_of(measured)));
     if let Some(best) = leading.map(|i| &comparison.subjects[i]) {
         findings.push(confidence(best));
     }
@@ -302,11 +306,35 @@ fn host_of(measured: &Measured) -> Option<String> {
     ))
 }
 
+/// That the machine was faster or slower than when the profiles of its prices were measured, where it was.
+fn pace_of(subject: &Subject, measured: &Measured) -> Option<String> {
+    let mean = |[before_s, after_s]: [f64; 2]| f64::midpoint(before_s, after_s);
+    let then = subject.profiles.iter().filter_map(|profile| profile.pace_s);
+    let then_s = median(then.map(mean).collect()).filter(|then_s| *then_s > 0.0)?;
+    let now_s = mean(measured.summary.host.as_ref()?.pace_s?);
+    let more = now_s / then_s - 1.0;
+    let (longer, slower) = if more > 0.0 {
+        ("longer", "slower")
+    } else {
+        ("less", "faster")
+    };
+    (more.abs() > CHANGED).then(|| {
+        format!(
+            "Before and after {{}} ran, a fixed piece of work took {} {longer} than when the profiles of the prices were measured: \
+             the machine was {slower}, and prices are those of then.",
+            format::percent(more.abs())
+        )
+    })
+}
+
 /// One sentence for all runs of which the same can be said: a sentence has `{}` where the names go.
-fn of_runs(comparison: &Comparison, say: impl Fn(&Measured) -> Option<String>) -> Vec<String> {
+fn of_runs(
+    comparison: &Comparison,
+    say: impl Fn(&Subject, &Measured) -> Option<String>,
+) -> Vec<String> {
     let mut said: Vec<(String, Vec<String>)> = Vec::new();
     for (subject, measured) in comparison.runs() {
-        if let Some(sentence) = say(measured) {
+        if let Some(sentence) = say(subject, measured) {
             match said.iter_mut().find(|(known, _)| *known == sentence) {
                 Some((_, names)) => names.push(subject.name.clone()),
                 None => said.push((sentence, vec![subject.name.clone()])),

@@ -214,6 +214,7 @@ pub(crate) fn answer(count: usize) -> Answer {
         profiles: vec![ProfileUsed {
             name: "h100-published".to_owned(),
             hash: "7c1d".to_owned(),
+            pace_s: None,
         }],
     }
 }

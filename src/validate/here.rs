@@ -2,11 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::hint::black_box;
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::Instant;
 
 use anyhow::Context as _;
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
@@ -77,9 +73,9 @@ struct Trial {
     routed_gib: f64,
     /// Cores that other programs kept busy while it trained, where the system says.
     others_busy: Option<f64>,
-    /// What one piece of work took on all cores, seconds: before the machine was measured, before training and after it.
-    /// Clocks show here, and what else runs on the host of a virtual machine.
-    pace_s: [f64; 3],
+    /// What a fixed piece of work took on all cores, seconds: before the machine was measured and after, and where the system
+    /// says what it did, before training and after. Clocks show here, and what else runs on the host of a virtual machine.
+    pace_s: Vec<f64>,
     /// The median step of the third and of the last quarter of the rehearsal, where there was one, and of training: what
     /// happens between two paces, and routers that have not settled.
     rehearsed_quarters_s: Option<[f64; 2]>,
@@ -237,7 +233,6 @@ impl<'a> Bench<'a> {
         let unmeasured = self.plan(number, &[], None)?;
         let profile = self.folder.join(format!("profile-{repetition}-{number}"));
         let options = training(self.args.steps, 0);
-        let before_s = pace_s();
         let here = measure(
             std::slice::from_ref(&unmeasured),
             Course {
@@ -254,10 +249,12 @@ impl<'a> Bench<'a> {
         let profiled = self.plan(number, &[profile], None)?;
 
         let run = self.run_dir(repetition, number);
-        let between_s = pace_s();
         let trained = train_into(&run, &profiled, &self.samples, &options, self.output)?;
-        let pace_s = [before_s, between_s, pace_s()];
         let summary = trained.summary;
+        let paces_s = [
+            here.measured.profile.pace_s,
+            summary.host.and_then(|host| host.pace_s),
+        ];
         let own = self.plan(number, std::slice::from_ref(&run), None)?;
         let routing = Routing::read(&run).map_err(Failure::runtime)?;
         let routed = self.plan(number, &[], Some(routing))?;
@@ -280,7 +277,7 @@ impl<'a> Bench<'a> {
             measured_gib: peaks.max().unwrap_or(0) as f64 / GIB as f64,
             routed_gib: routed.planned.predicted.peak_gib,
             others_busy: summary.host.and_then(|host| host.others_busy),
-            pace_s,
+            pace_s: paces_s.into_iter().flatten().flatten().collect(),
             rehearsed_quarters_s: quarters_s(&here.rehearsed_step_s),
             quarters_s: quarters_s(&steps).expect("there are as many steps"),
             recording: recording_costs(&steps, &options.traced_steps),
@@ -320,9 +317,9 @@ impl Trial {
         !self.is_disturbed() && self.change() <= STEADY
     }
 
-    /// What the piece of work took on average, seconds.
+    /// What the piece of work took, seconds.
     fn pace(&self) -> f64 {
-        self.pace_s.iter().sum::<f64>() / self.pace_s.len() as f64
+        median(self.pace_s.clone()).expect("the CPU is measured")
     }
 
     /// Whether its times can be compared with those of another.
@@ -358,31 +355,6 @@ fn quarters_s(steps_s: &[f64]) -> Option<[f64; 2]> {
         median(own.to_vec())
     };
     Some([of_quarter(2)?, of_quarter(3)?]).filter(|_| count >= 4)
-}
-
-/// What a piece of work takes on all cores at once, in seconds: the median of some. It does as many sums of products in the first
-/// cache as keep a core some hundredths of a second.
-fn pace_s() -> f64 {
-    let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    let work = || {
-        let mut sums = [1.0_f32; 4096];
-        for _ in 0..50_000 {
-            for sum in black_box(&mut sums).iter_mut() {
-                *sum = *sum * 0.999 + 0.001;
-            }
-        }
-        black_box(&sums);
-    };
-    let timed = |_| {
-        let start = Instant::now();
-        thread::scope(|scope| {
-            for _ in 0..cores {
-                scope.spawn(work);
-            }
-        });
-        start.elapsed().as_secs_f64()
-    };
-    median((0..5).map(timed).collect()).expect("five times")
 }
 
 impl Near {
@@ -692,7 +664,7 @@ mod tests {
             measured_gib: 1.0,
             routed_gib: 1.0,
             others_busy: None,
-            pace_s: [0.02; 3],
+            pace_s: vec![0.02; 4],
             rehearsed_quarters_s: None,
             quarters_s: [measured; 2],
             recording: Vec::new(),
@@ -712,13 +684,13 @@ mod tests {
             held(trials).into_iter().map(|[_, of]| of).collect()
         };
         assert_eq!(judged(&trials), [2, 2, 2, 2, 2, 1, 2]);
-        trials[1].pace_s = [0.0225; 3];
+        trials[1].pace_s = vec![0.0225; 4];
         assert_eq!(judged(&trials), [2, 2, 2, 0, 2, 0, 2]);
-        trials[1].pace_s = [0.016; 3];
+        trials[1].pace_s = vec![0.016; 4];
         assert_eq!(judged(&trials), [2, 2, 2, 0, 2, 1, 2]);
-        trials[1].pace_s = [0.02, 0.02, 0.0211];
+        trials[1].pace_s = vec![0.02, 0.02, 0.02, 0.0211];
         assert_eq!(judged(&trials), [1, 1, 1, 0, 1, 0, 2]);
-        trials[1].pace_s = [0.02, 0.02, 0.0209];
+        trials[1].pace_s = vec![0.02, 0.02, 0.02, 0.0209];
         trials[1].quarters_s = [1.2, 1.27];
         assert_eq!(judged(&trials), [1, 1, 1, 0, 1, 0, 2]);
         let rehearsed_s = std::mem::replace(&mut trials[1].quarters_s, [1.2; 2]);
@@ -842,7 +814,7 @@ mod tests {
         trials[2].profile_step_s = 1.05;
         assert_eq!(orders(&trials), [true, false]);
         // As far apart as the speeds of the machine.
-        trials[2].pace_s = [0.0235; 3];
+        trials[2].pace_s = vec![0.0235; 4];
         assert_eq!(orders(&trials), [false; 0]);
     }
 }
