@@ -36,9 +36,10 @@ pub struct Occupancy {
 }
 
 impl Occupancy {
-    /// The fewest microbatches that a chunk of the rank has between forward and backward pass.
-    pub(crate) fn least_live(&self) -> u32 {
-        self.live.iter().copied().min().unwrap_or(0)
+    /// The fewest microbatches that a chunk of the rank has between forward and backward pass, and whose gradients of weights are
+    /// left.
+    pub(crate) fn least(&self) -> [u32; 2] {
+        [&self.live, &self.kept].map(|of| of.iter().copied().min().unwrap_or(0))
     }
 
     fn dominates(&self, other: &Self) -> bool {

@@ -43,7 +43,8 @@ fn least_of_shape_s(
     if least_s >= within_s {
         return within_s;
     }
-    let of = Of::Choice(&choices[0]);
+    let held = |all| &shapes.held_under(question, schedule, all)[index];
+    let (first, of) = (held(false), Of::Choice(&choices[0]));
     let is_least = |room: Room<'_>| {
         let most = room.may_hold(of).then(|| room.most(of));
         let of_most = |most| stages::least_s(case(first), &choices[0], &most, within_s);
@@ -52,11 +53,7 @@ fn least_of_shape_s(
     if Room::new(case(first), occupancies, capacity).is_none_or(is_least) {
         return least_s;
     }
-    let shape = if choices.len() > 1 {
-        &shapes.all(question)[index]
-    } else {
-        first
-    };
+    let shape = held(choices.len() > 1);
     let room = Room::new(case(shape), occupancies, capacity);
     let room = room.expect("there was one of the first choice");
     // How many layers ranks may hold, where all have places.
@@ -172,11 +169,8 @@ pub(crate) fn open_splits(
             if least_s(first, &question.choices[0]) >= below_s {
                 continue;
             }
-            let shape = if question.choices.len() > 1 {
-                &shapes.all(question)[index]
-            } else {
-                first
-            };
+            let all = question.choices.len() > 1;
+            let shape = &shapes.held_under(question, schedule, all)[index];
             let room = Room::new(case(shape), occupancies, question.capacity());
             each_way(question, |sets, of| {
                 if least_s(shape, sets) >= below_s {
@@ -192,10 +186,9 @@ pub(crate) fn open_splits(
                     open.splits.extend(cuts);
                     return Some(true);
                 }
-                let held = &shapes.held_under(question, schedule, true)[index];
                 for cut in cuts {
-                    let split = StageSplit::new(case(held), cut);
-                    let bound_s = unit.by_layer_bound_s(case(held), &split);
+                    let split = StageSplit::new(case(shape), cut);
+                    let bound_s = unit.by_layer_bound_s(case(shape), &split);
                     if bound_s < below_s {
                         open.by_layer_s = open.by_layer_s.min(bound_s);
                         open.splits.insert(split.stages);
