@@ -4,16 +4,14 @@ use std::process::{Command, Output};
 
 use tempfile::tempdir;
 
-/// Runs the program with the libraries of this machine and a cache that tests keep: what did not
-/// change is not compiled again.
+/// Runs the program with the libraries of this machine and a cache that tests keep, and share with those that compile every
+/// program: what did not change is not compiled again.
 fn kernels(arguments: &[&str]) -> Output {
+    let test = std::env::current_exe().expect("a test is a file");
     Command::new(env!("CARGO_BIN_EXE_moefold"))
         .arg("kernels")
         .args(arguments)
-        .env(
-            "MOEFOLD_CACHE",
-            concat!(env!("CARGO_TARGET_TMPDIR"), "/cubin"),
-        )
+        .env("MOEFOLD_CACHE", test.with_file_name("compiled-kernels"))
         .output()
         .expect("the program starts")
 }
