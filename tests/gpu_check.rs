@@ -70,6 +70,21 @@ fn a_rehearsal_runs_every_op_and_writes_both_files() {
 }
 
 #[test]
+#[ignore = "takes a minute: trains under every layout that a GPU is checked with"]
+fn every_layout_trains_in_a_rehearsal() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let out = folder.path().to_str().expect("the path is text");
+    let rehearsal = ["gpu-check", "--rehearse", "--only", "layouts", "--out", out];
+    let (code, text, complaint) = run(&mut program(&rehearsal));
+    assert_eq!(code, 0, "{text}\n{complaint}");
+    let document = json::read(folder.path().join("gpu-check.json"));
+    let layouts = document["trials"][0]["data"]
+        .as_array()
+        .expect("layouts are a list");
+    assert!(layouts.len() > 20, "{layouts:?}");
+}
+
+#[test]
 fn a_case_that_hangs_is_killed_and_said_to_have_failed() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let out = folder.path().to_str().expect("the path is text");

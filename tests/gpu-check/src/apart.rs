@@ -10,7 +10,7 @@ use std::thread;
 use moefold_kernels::Op;
 
 use crate::part::{Line, Outcome, Part, Said, cases_of};
-use crate::{Error, Options};
+use crate::{Error, Options, together};
 
 /// What the program is called with to run a part.
 pub(crate) fn arguments(part: &Part, options: &Options) -> Result<Vec<OsString>, Error> {
@@ -30,15 +30,8 @@ pub(crate) fn arguments(part: &Part, options: &Options) -> Result<Vec<OsString>,
 
 /// Runs parts at the same time, each as [`run`] does; what they said, in their order.
 pub(crate) fn run_all(parts: &[Part], options: &Options) -> Result<Vec<Said>, Error> {
-    let found = thread::scope(|scope| {
-        let start = |part| scope.spawn(move || run(part, options));
-        let running: Vec<_> = parts.iter().map(start).collect();
-        let ended = running.into_iter().map(|part| {
-            let panicked = |_| Err(io::Error::other("a part could not be waited for").into());
-            part.join().unwrap_or_else(panicked)
-        });
-        ended.collect::<Result<Vec<_>, Error>>()
-    })?;
+    let found = together(parts, |part| run(part, options))?;
+    let found = found.into_iter().collect::<Result<Vec<_>, Error>>()?;
     Ok(found.into_iter().flatten().collect())
 }
 

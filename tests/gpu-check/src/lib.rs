@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use moefold_executor::environment::gpu_clocks;
 use moefold_kernels::check::Sizes;
 use moefold_kernels::{Device, DeviceError, Dtype};
+use rayon::prelude::*;
 use serde_json::Value;
 
 mod apart;
@@ -37,9 +38,24 @@ pub use report::{Report, Summary};
 use part::{CEILINGS, Said};
 use parts::{is_wanted, parts};
 
-/// Parts that run together at most: each is a context on the device, and at the sizes of models some gigabytes on
-/// the host.
-const AT_ONCE: usize = 4;
+/// Processes without times that run together: each is a context on the device, and at the sizes of models some
+/// gigabytes on the host.
+fn at_once() -> usize {
+    thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(4)
+}
+
+/// What each item comes to, in their order, as many at a time as run together.
+fn together<T: Sync, R: Send>(items: &[T], one: impl Fn(&T) -> R + Sync) -> Result<Vec<R>, Error> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(at_once());
+    let pool = pool.build().map_err(io::Error::other)?;
+    // Items are taken in their order, each when one before it has ended.
+    let taken = items.iter().enumerate().par_bridge();
+    let mut found: Vec<_> = pool.install(|| taken.map(|(at, item)| (at, one(item))).collect());
+    found.sort_unstable_by_key(|(at, _)| *at);
+    Ok(found.into_iter().map(|(_, came)| came).collect())
+}
 
 /// What a check covers and where it works.
 #[derive(Debug, Clone)]
@@ -157,9 +173,8 @@ pub fn check(options: &Options, caller: &mut Caller<'_>) -> Result<Report, Error
     };
     let mut done = 0;
     // What takes no times runs together: starting a process takes longer than most parts do.
-    let cores = thread::available_parallelism().map_or(1, usize::from);
     for alike in parts.chunk_by(|part, next| !part.timed && !next.timed) {
-        for now in alike.chunks(cores.min(AT_ONCE)) {
+        for now in alike.chunks(at_once()) {
             for part in now {
                 done += 1;
                 (caller.say)(&format!(

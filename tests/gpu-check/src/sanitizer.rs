@@ -11,7 +11,7 @@ use crate::apart::arguments;
 use crate::deadline::wait_at_most;
 use crate::part::Part;
 use crate::parts::stems;
-use crate::{Error, Options};
+use crate::{Error, Options, together};
 
 /// What compute-sanitizer said of one op.
 pub(crate) struct Sanitized {
@@ -30,20 +30,20 @@ const ALL_TIME: Duration = Duration::from_mins(12);
 /// How long one run may take.
 const DEADLINE: Duration = Duration::from_mins(2);
 
-/// Runs the smallest sizes under every tool, each op in a process of its own.
+/// Runs the smallest sizes under every tool, each op in a process of its own, some at the same time.
 pub(crate) fn sanitized(options: &Options) -> Result<Vec<Sanitized>, Error> {
-    let mut notes = Vec::new();
     // Rows of whole 16 bytes: those the kernels of tiles and bulk copies take.
     let Some(sizes) = Sizes::small().into_iter().find(Sizes::is_wide) else {
-        return Ok(notes);
+        return Ok(Vec::new());
     };
     let until = Instant::now() + ALL_TIME;
     let stems = stems(&sizes, Dtype::Bf16);
     // One tool over all ops before the next: what there is no time for is the last tool's.
-    let runs = TOOLS
+    let runs: Vec<_> = TOOLS
         .iter()
-        .flat_map(|&tool| stems.iter().map(move |op| (tool, op)));
-    for (tool, op) in runs {
+        .flat_map(|&tool| stems.iter().map(move |op| (tool, op)))
+        .collect();
+    let notes = together(&runs, |&(tool, op)| {
         let part = Part {
             sizes: sizes.name.to_owned(),
             dtype: Dtype::Bf16,
@@ -54,9 +54,9 @@ pub(crate) fn sanitized(options: &Options) -> Result<Vec<Sanitized>, Error> {
         let mut command = Command::new(&options.program);
         command.args(arguments(&part, options)?);
         let log = options.out.join(format!("{tool}-{op}.log"));
-        notes.push(sanitizer(tool, op, &command, &log, until));
-    }
-    Ok(notes)
+        Ok(sanitizer(tool, op, &command, &log, until))
+    })?;
+    notes.into_iter().collect()
 }
 
 /// Runs the command, which is a part of `op`, under a tool. What the tool printed is in `log`.

@@ -89,7 +89,7 @@ pub(crate) fn make(
     let mut trial = Trial::new(name);
     match name {
         "curve" => losses::curve(&bench, &mut trial),
-        "layouts" => losses::layouts(&bench, &mut trial),
+        "layouts" => losses::layouts(&bench, &mut trial)?,
         "profile" => speed::profile(&bench, &mut trial),
         "models" => speed::models(&bench, &mut trial)?,
         _ => resume::resume(&bench, &mut trial),

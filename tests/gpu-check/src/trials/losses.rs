@@ -4,6 +4,7 @@ use moefold_reports::tables::Table;
 use serde_json::json;
 
 use super::{Bench, Trial, minutes};
+use crate::{Error, together};
 
 /// Losses of f32 on two devices, or of two layouts, may differ by this much of themselves.
 pub(super) const F32_TOLERANCE: f64 = 1e-4;
@@ -16,16 +17,76 @@ const TENTH_TOLERANCE: f64 = 3e-2;
 /// Losses in bf16 may differ from those in f32 by this much of themselves.
 pub(super) const BF16_TOLERANCE: f64 = 1e-2;
 
-/// Degrees of up to eight ranks; attention and experts divide the same ranks differently.
-const LAYOUTS: [(u32, &str); 8] = [
-    (2, "tp=2,ep=1,etp=2,mbs=1"),
-    (2, "tp=1,ep=2,etp=1,mbs=1"),
-    (4, "tp=1,ep=2,etp=2,mbs=1"),
-    (4, "tp=2,ep=4,etp=1,mbs=1"),
-    (8, "tp=1,ep=8,etp=1,mbs=1"),
-    (8, "tp=2,ep=4,etp=2,mbs=1"),
-    (8, "tp=4,ep=8,etp=1,mbs=1"),
-    (8, "tp=4,ep=2,etp=2,mbs=1"),
+/// A layout that is compared with one rank: its ranks, its degrees and what its plan asks for beside them.
+type Layout = (u32, &'static str, &'static [&'static str]);
+
+/// Degrees of up to eight ranks, where attention and experts divide the same ranks differently, then what else a plan
+/// may ask for that leaves losses as they are: schedules of pipelines, context parallelism, divided
+/// weights, recomputation, offload and exchanges beside compute. The first alone is tried where little is asked for.
+const LAYOUTS: [Layout; 26] = [
+    (4, "tp=2,ep=4,etp=1,mbs=1", &[]),
+    (2, "tp=2,ep=1,etp=2,mbs=1", &[]),
+    (2, "tp=1,ep=2,etp=1,mbs=1", &[]),
+    (4, "tp=1,ep=2,etp=2,mbs=1", &[]),
+    (8, "tp=1,ep=8,etp=1,mbs=1", &[]),
+    (8, "tp=2,ep=4,etp=2,mbs=1", &[]),
+    (8, "tp=4,ep=8,etp=1,mbs=1", &[]),
+    (8, "tp=4,ep=2,etp=2,mbs=1", &[]),
+    (4, "pp=2,ep=2,etp=1,mbs=1", &["--schedule", "1f1b"]),
+    (
+        4,
+        "pp=2,vpp=2,tp=2,ep=2,etp=1,mbs=1",
+        &["--schedule", "interleaved"],
+    ),
+    (2, "pp=2,ep=1,etp=1,mbs=1", &["--schedule", "zb-h1"]),
+    (4, "pp=2,tp=2,ep=2,etp=1,mbs=1", &["--schedule", "zb-v"]),
+    (2, "pp=2,ep=1,etp=1,mbs=1", &["--schedule", "v-half"]),
+    (2, "pp=2,ep=1,etp=1,mbs=1", &["--schedule", "v-min"]),
+    (4, "pp=2,ep=2,etp=1,mbs=1", &["--schedule", "dualpipe-v"]),
+    (
+        4,
+        "pp=2,ep=2,etp=1,mbs=1",
+        &[
+            "--schedule",
+            "dualpipe-v-combined",
+            "--overlap",
+            "expert-alltoall,delay-wgrad",
+        ],
+    ),
+    (
+        4,
+        "tp=2,ep=4,etp=1,mbs=1",
+        &["--overlap", "expert-alltoall,delay-wgrad"],
+    ),
+    (2, "cp=2,ep=2,etp=1,mbs=1", &["--cp-comm-type", "p2p"]),
+    (2, "cp=2,ep=2,etp=1,mbs=1", &["--cp-comm-type", "a2a"]),
+    (2, "cp=2,ep=2,etp=1,mbs=1", &["--cp-comm-type", "allgather"]),
+    (4, "tp=1,ep=2,etp=1,mbs=1", &["--zero", "fsdp"]),
+    (
+        2,
+        "ep=2,etp=1,mbs=1",
+        &["--dispatcher", "alltoall", "--recompute", "full"],
+    ),
+    (
+        2,
+        "tp=2,ep=2,etp=1,mbs=1",
+        &["--recompute", "core_attn,layernorm,moe_act"],
+    ),
+    (
+        2,
+        "ep=2,etp=1,mbs=1",
+        &["--offload", "attn_norm,expert_fc1,moe_act"],
+    ),
+    (
+        2,
+        "ep=2,etp=1,mbs=1",
+        &["--optimizer-offload-fraction", "0.5"],
+    ),
+    (
+        8,
+        "tp=2,cp=2,pp=2,ep=4,etp=1,mbs=1",
+        &["--recompute", "full", "--optimizer-offload-fraction", "0.5"],
+    ),
 ];
 
 /// One run: its plan's ranks, layout and precision, and where it runs.
@@ -33,6 +94,8 @@ pub(super) struct Run<'a> {
     pub(super) name: &'a str,
     pub(super) gpus: u32,
     pub(super) layout: &'a str,
+    /// What its plan asks for beside degrees.
+    pub(super) asked: &'a [&'a str],
     pub(super) precision: &'a str,
     pub(super) device: &'a str,
     pub(super) steps: usize,
@@ -43,31 +106,29 @@ impl Run<'_> {
     pub(super) fn losses(&self, bench: &Bench<'_>, flags: &[&str]) -> Result<Vec<f64>, String> {
         let plan = bench.path(&format!("{}.json", self.name));
         let gpus = self.gpus.to_string();
-        bench.moefold(
-            &format!("{}-plan", self.name),
-            &[
-                "plan",
-                "--model",
-                "quickstart",
-                "--cluster",
-                &bench.cluster,
-                "--gpus",
-                &gpus,
-                "--seq-len",
-                "128",
-                "--global-batch",
-                "16",
-                "--stack",
-                "moefold",
-                "--precision",
-                self.precision,
-                "--layout",
-                self.layout,
-                "--out",
-                &plan,
-            ],
-            minutes(1),
-        )?;
+        let planned = [
+            "plan",
+            "--model",
+            "quickstart",
+            "--cluster",
+            &bench.cluster,
+            "--gpus",
+            &gpus,
+            "--seq-len",
+            "128",
+            "--global-batch",
+            "16",
+            "--stack",
+            "moefold",
+            "--precision",
+            self.precision,
+            "--layout",
+            self.layout,
+            "--out",
+            &plan,
+        ];
+        let planned = [&planned[..], self.asked].concat();
+        bench.moefold(&format!("{}-plan", self.name), &planned, minutes(1))?;
         let text = bench.text()?;
         let (steps, warmup) = (self.steps.to_string(), (self.steps / 10).to_string());
         let out = bench.path(self.name);
@@ -140,6 +201,7 @@ pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
         name,
         gpus: 1,
         layout: "tp=1,ep=1,etp=1,mbs=16",
+        asked: &[],
         precision,
         device,
         steps,
@@ -203,17 +265,18 @@ pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
     });
 }
 
-/// Layouts of rank threads on the one GPU against one rank there.
-pub(super) fn layouts(bench: &Bench<'_>, trial: &mut Trial) {
+/// Layouts of rank threads on the one GPU against one rank there. None is timed, so some run together.
+pub(super) fn layouts(bench: &Bench<'_>, trial: &mut Trial) -> Result<(), Error> {
     let steps = 5;
     let layouts = if bench.options.small {
-        &LAYOUTS[3..4]
+        &LAYOUTS[..1]
     } else {
         &LAYOUTS[..]
     };
     let mut table = Table::new([
         ">ranks",
         "layout",
+        "asked",
         "precision",
         ">worst loss",
         ">limit",
@@ -224,13 +287,13 @@ pub(super) fn layouts(bench: &Bench<'_>, trial: &mut Trial) {
         if bench.options.rehearse && precision == "bf16" {
             continue;
         }
-        let device = bench.device();
         let one = Run {
             name: &format!("one-rank-{precision}"),
             gpus: 1,
             layout: "tp=1,ep=1,etp=1,mbs=1",
+            asked: &[],
             precision,
-            device,
+            device: bench.device(),
             steps,
         };
         let reference = match one.losses(bench, &[]) {
@@ -240,22 +303,27 @@ pub(super) fn layouts(bench: &Bench<'_>, trial: &mut Trial) {
                 continue;
             }
         };
-        for (gpus, layout) in layouts {
-            let degrees = layout.replace(['=', ','], "");
+        let losses = |(gpus, layout, asked): &Layout| {
+            let words = format!("{gpus} ranks {layout} {} {precision}", asked.join(" "));
             let run = Run {
-                name: &format!("{gpus}-ranks-{degrees}-{precision}"),
+                name: &words.replace(|letter: char| !letter.is_alphanumeric(), "-"),
                 gpus: *gpus,
                 layout,
+                asked,
                 ..one
             };
-            let found = run.losses(bench, &[]);
+            run.losses(bench, &[])
+        };
+        for (layout, found) in layouts.iter().zip(together(layouts, losses)?) {
+            let (gpus, degrees, asked) = layout;
             let worst = found
                 .as_ref()
                 .map(|found| deviation(found, &reference, steps));
             let right = worst.as_ref().is_ok_and(|worst| *worst <= limit);
             table.row([
                 gpus.to_string(),
-                (*layout).to_owned(),
+                (*degrees).to_owned(),
+                asked.join(" "),
                 precision.to_owned(),
                 worst
                     .as_ref()
@@ -264,7 +332,7 @@ pub(super) fn layouts(bench: &Bench<'_>, trial: &mut Trial) {
                 if right { "ok" } else { "WRONG" }.to_owned(),
             ]);
             records.push(json!({
-                "ranks": gpus, "layout": layout, "precision": precision, "limit": limit,
+                "ranks": gpus, "layout": degrees, "asked": asked, "precision": precision, "limit": limit,
                 "worst": worst.ok().filter(|worst| worst.is_finite()), "losses": found.as_ref().ok(),
             }));
             trial.judge(right);
@@ -274,6 +342,7 @@ pub(super) fn layouts(bench: &Bench<'_>, trial: &mut Trial) {
     let title = format!("Losses over {steps} steps of rank threads on one GPU, against one rank");
     trial.tables.push((title, table));
     trial.data = json!(records);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -40,6 +40,7 @@ pub(super) fn resume(bench: &Bench<'_>, trial: &mut Trial) {
                 name: &name,
                 gpus,
                 layout,
+                asked: &[],
                 precision,
                 device: bench.device(),
                 steps,
