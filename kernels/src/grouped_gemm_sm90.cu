@@ -7,26 +7,27 @@
 // -DTRANS_B  0: B is [k, n], 1: B is [n, k]
 // -DF32_C    1: C is f32, 0: bf16
 // -DADD      1: adds to C
-// -DTILE_N   columns of a tile: 128, 192 or 256; it has 128 rows
+// -DTILE_N   columns of a tile: 128, 192 or, of a bf16 C, 256; it has 128 rows
 //
 // One block a multiprocessor computes one tile after another. Its first warpgroup gives up registers,
 // and one thread of it keeps as many stages of 64 along k in flight as fit, by bulk tensor copies.
 // The two others multiply 64 rows each (wgmma m64nTILE_Nk16, both operands in shared memory); what one
-// finds no rows for it leaves out. While they store a tile, the stages of the next arrive.
+// finds no rows for it leaves out. A tile's results stay in registers, as C has them, and leave while the next tile's
+// products run: blocks that end their tiles together would else all wait for memory, and then all leave it idle.
 //
 // A transposed operand (A of TRANS_A, B without TRANS_B) is read as it lies in memory, in panels of 64
 // along m or n. Copies know where a tensor ends, not where a group does:
 // - Grouped rows: a tile may read rows of the next group, whose results are dropped. 64 rows that are
-//   all the group's leave through shared memory by a bulk copy, fewer leave from registers.
+//   all the group's leave through shared memory by a bulk copy, fewer leave from registers, and at once.
 // - Grouped sum: in the last stage of a group the rows behind it are overwritten with zeros, in both
 //   operands, since zero times what the next group holds need not be zero.
 // Adding to f32 is done by the copy engine, one addition to an element, so its result is as fixed as
-// that of a load and a store, and overlaps with the next tile; bf16 is added to in f32, from registers.
+// that of a load and a store; bf16 is added to in f32, from registers.
 //
 // Floor: 2 m n k operations, and each operand and C once from memory. A step of 64 moves
 // (128 + TILE_N) * 128 bytes from the level-two cache for TILE_N * 2^14 operations: with 256 columns
 // 48 bytes a cycle at the full rate of the tensor cores. The wider tile is the better one, as long as
-// tiles fill the device.
+// tiles fill the device. Of an f32 C registers hold no more than 192 columns twice: 53 bytes a cycle.
 #include "prelude.cuh"
 #include "prelude/tiles.cuh"
 
@@ -46,11 +47,16 @@
 // Whether whole panels of C leave by bulk copies.
 #define BULK_OUT (F32_C || !ADD)
 
+// TypeC is C's, Word what a register holds of C.
 #if F32_C
-typedef float TypeC;
+typedef float TypeC, Word;
 #else
 typedef bf16 TypeC;
+typedef u32 Word;
 #endif
+// Words that a thread holds of a tile, and of a panel.
+#define WORDS (TILE_N / 2 * (i32)sizeof(TypeC) / 4)
+#define PANEL_WORDS 16
 
 struct alignas(2 * sizeof(TypeC)) Pair {
   TypeC value[2];
@@ -59,6 +65,14 @@ struct alignas(2 * sizeof(TypeC)) Pair {
 struct Pipe {
   u8* stages;
   u64 *full, *empty;
+};
+
+// What a warpgroup has of a tile whose results are to leave: panels from this row and column of C on, the next one's
+// words first. `panels` is twice their number, plus which of two places in shared memory the next one takes.
+struct Held {
+  Word word[WORDS];
+  i32 row, column, slice_c;
+  i32 panels;
 };
 
 // What a block does for a tile, of either kind of grouping.
@@ -138,28 +152,31 @@ DEV u64 operand_b(const u8* tile, i32 k) {
 }
 
 DEV void clear_rows(u8* panel, i32 first) {
-  for (i32 at = first * 128 + threadIdx.x % 128 * 16; at < PANEL_BYTES; at += 128 * 16)
-    *(Vec4*)(panel + at) = Vec4{0, 0, 0, 0};
+  UNROLL for (i32 at = 0; at < 64; at += 16) {
+    i32 row = at + threadIdx.x % 128 / 8;
+    if (row >= first) *(Vec4*)(panel + row * 128 + threadIdx.x % 8 * 16) = Vec4{0, 0, 0, 0};
+  }
 }
 
-DEV void release(const Pipe& pipe, i32 stage) {
-  if (lane_id() == 0) mbar_arrive(pipe.empty + stage);
+// The stage before this turn's may be filled again.
+DEV void release_last(const Pipe& pipe, const Turn& turn) {
+  if (lane_id() == 0) mbar_arrive(pipe.empty + (turn.stage > 0 ? turn.stage : STAGES) - 1);
 }
 
-// The sum over k of the 64 rows of warpgroup `half`.
-DEV void multiply(float (&sum)[TILE_N / 2], const Pipe& pipe, Turn& turn, const Work& work, i32 half) {
-  bool busy = work.height > 64 * half;
-  i32 before = -1;
-  for (i32 at = 0; at < work.depth; at += TILE_K) {
+// The sum over k of the 64 rows of warpgroup `half`. Between two stages `beside` is called, while products run.
+template <class Beside>
+DEV void multiply(float (&sum)[TILE_N / 2], const Pipe& pipe, Turn& turn, const Work& work, i32 half, Beside beside) {
+  bool busy = work.height > 64 * half, begun = false;
+  for (i32 left = work.depth; left > 0; left -= TILE_K) {
     u8 *stage_a = pipe.stages + turn.stage * STAGE_BYTES + half * PANEL_BYTES;
     u8 *stage_b = pipe.stages + turn.stage * STAGE_BYTES + BYTES_A;
     mbar_wait(pipe.full + turn.stage, turn.phase);
 #if TRANS_A
-    i32 valid = work.depth - at;
-    if (valid < TILE_K) {
-      clear_rows(stage_a, valid);
+    if (left < TILE_K) {
+      clear_rows(stage_a, left);
 #if !TRANS_B
-      for (i32 panel = half; panel < TILE_N / 64; panel += 2) clear_rows(stage_b + panel * PANEL_BYTES, valid);
+      UNROLL for (i32 panel = 0; panel < TILE_N / 64; panel++)
+        if (panel % 2 == half) clear_rows(stage_b + panel * PANEL_BYTES, left);
 #endif
       fence_async();
       named_sync(1, 256);
@@ -168,21 +185,23 @@ DEV void multiply(float (&sum)[TILE_N / 2], const Pipe& pipe, Turn& turn, const 
     if (busy) {
       wgmma_fence();
       UNROLL for (i32 k = 0; k < TILE_K; k += 16)
-        wgmma<TILE_N, TRANS_A, !TRANS_B>(sum, operand_a(stage_a, k), operand_b(stage_b, k), at + k > 0);
+        wgmma<TILE_N, TRANS_A, !TRANS_B>(sum, operand_a(stage_a, k), operand_b(stage_b, k), begun || k > 0);
       wgmma_commit();
+      beside();
       // All but these are done, so the stage before may be filled again.
       wgmma_wait<1>();
     } else {
+      beside();
       // A lane that has not seen the stage arrive yet must not find it filled again.
       syncwarp();
     }
-    if (before >= 0) release(pipe, before);
-    before = turn.stage;
+    if (begun) release_last(pipe, turn);
+    begun = true;
     advance(turn);
   }
   wgmma_wait<0>();
   settle(sum);
-  if (before >= 0) release(pipe, before);
+  if (begun) release_last(pipe, turn);
 }
 
 DEV void add_bias(float (&sum)[TILE_N / 2], const bf16* bias, i32 column, i32 n) {
@@ -218,55 +237,64 @@ DEV void store_rows(TypeC* c, const float (&sum)[TILE_N / 2], const Work& work, 
 }
 
 #if BULK_OUT
-// One panel, swizzled as the tensor map has it, from columns SLICE * `slice` of the warp's 16 rows on.
-DEV void fill_panel(u8* panel, const float (&sum)[TILE_N / 2], i32 slice) {
+// Takes a tile's results over. All that was held before has left: of `panels` the place alone is kept.
+DEV void hold(Held& held, const float (&sum)[TILE_N / 2], const Work& work, i32 half, i32 n) {
+  UNROLL for (i32 i = 0; i < WORDS; i++) {
+#if F32_C
+    held.word[i] = sum[i];
+#else
+    held.word[i] = pack_bf16(sum[2 * i], sum[2 * i + 1]);
+#endif
+  }
+  held.row = work.row + 64 * half, held.column = work.column, held.slice_c = work.slice_c;
+  held.panels |= 2 * min_(TILE_N / SLICE, ceil_div(n - work.column, SLICE));
+}
+
+// One panel, swizzled as the tensor map has it: the warp's 16 rows.
+DEV void fill_panel(u8* panel, const Word (&word)[WORDS]) {
   i32 lane = lane_id(), row0 = warp_id() % 4 * 16;
 #if F32_C
   // Of a half warp, rows of one parity write one quarter of the columns and rows of the other another,
   // so that all banks are used.
   bool odd = lane / 4 % 2;
+  i32 row = row0 + lane / 4, chunk = (4 * odd + lane % 4 / 2) ^ row % 8;
   UNROLL for (i32 j = 0; j < SLICE / 8; j++)
     UNROLL for (i32 lower = 0; lower < 2; lower++) {
-      i32 mine = 4 * (slice * (SLICE / 8) + j) + 2 * lower, other = 4 * (slice * (SLICE / 8) + (j ^ 2)) + 2 * lower;
-      i32 row = row0 + lane / 4 + 8 * lower, chunk = 2 * (odd ? j ^ 2 : j) + lane % 4 / 2;
-      Pair* place = (Pair*)(panel + row * 128 + (chunk ^ row % 8) * 16 + lane % 2 * 8);
-      *place = Pair{odd ? sum[other] : sum[mine], odd ? sum[other + 1] : sum[mine + 1]};
+      i32 mine = 4 * j + 2 * lower, other = 4 * (j ^ 2) + 2 * lower;
+      Pair* place = (Pair*)(panel + (row + 8 * lower) * 128 + (chunk ^ 2 * j) * 16 + lane % 2 * 8);
+      *place = Pair{odd ? word[other] : word[mine], odd ? word[other + 1] : word[mine + 1]};
     }
 #else
   i32 row = row0 + lane % 16;
   UNROLL for (i32 j = 0; j < SLICE / 8; j += 2) {
-    const float* from = sum + 4 * (slice * (SLICE / 8) + j);
-    u32 packed[4];
-    UNROLL for (i32 i = 0; i < 4; i++) packed[i] = pack_bf16(from[2 * i], from[2 * i + 1]);
+    u32 packed[4] = {word[2 * j], word[2 * j + 1], word[2 * j + 2], word[2 * j + 3]};
     stmatrix_x4(panel + row * 128 + ((j + lane / 16) ^ row % 8) * 16, packed);
   }
 #endif
 }
 
-// 64 rows by bulk copies of one panel after another, through two panels in turn: `copies` counts on
-// from tile to tile.
-DEV void store_panels(const TensorMap* map_c, u8* panels, const float (&sum)[TILE_N / 2], const Work& work, i32 half,
-                      i32 n, u32& copies) {
+// The next panel of what is held, if any, by a bulk copy through one of two panels in turn.
+DEV void leave(Held& held, const TensorMap* map_c, u8* panels, i32 half) {
+  if (held.panels < 2) return;
   bool leader = threadIdx.x % 128 == 0;
-  UNROLL for (i32 slice = 0; slice < TILE_N / SLICE; slice++) {
-    i32 x = work.column + slice * SLICE;
-    if (x >= n) continue;
-    u8* panel = panels + (2 * half + copies++ % 2) * PANEL_BYTES;
-    // The panel is free once the copy before the last has read it.
-    if (leader) bulk_wait_read<1>();
-    named_sync(2 + half, 128);
-    fill_panel(panel, sum, slice);
-    fence_async();
-    named_sync(2 + half, 128);
-    if (leader) {
+  u8* panel = panels + (2 * half + held.panels % 2) * PANEL_BYTES;
+  // The panel is free once the copy before the last has read it.
+  if (leader) bulk_wait_read<1>();
+  named_sync(2 + half, 128);
+  fill_panel(panel, held.word);
+  fence_async();
+  named_sync(2 + half, 128);
+  if (leader) {
 #if ADD
-      tma_reduce_add_3d(map_c, panel, x, work.row + 64 * half, work.slice_c);
+    tma_reduce_add_3d(map_c, panel, held.column, held.row, held.slice_c);
 #else
-      tma_store_3d(map_c, panel, x, work.row + 64 * half, work.slice_c);
+    tma_store_3d(map_c, panel, held.column, held.row, held.slice_c);
 #endif
-      bulk_commit();
-    }
+    bulk_commit();
   }
+  // Registers have no index: what is next moves to where this was.
+  UNROLL for (i32 i = PANEL_WORDS; i < WORDS; i++) held.word[i - PANEL_WORDS] = held.word[i];
+  held.column += SLICE, held.panels = (held.panels - 2) ^ 1;
 }
 #endif
 
@@ -303,24 +331,31 @@ grouped_gemm_sm90(GRID_CONST TensorMap map_a, GRID_CONST TensorMap map_b, GRID_C
     reg_inc<240>();
     i32 half = warp_id() / 4 - 1;
 #if BULK_OUT
-    u32 copies = 0;
+    Held held;
+    held.panels = 0;
+    auto beside = [&] { leave(held, &map_c, panels, half); };
+#else
+    auto beside = [] {};
 #endif
     for (i32 index = blockIdx.x; index < tiles; index += gridDim.x) {
       Work work = work_at(starts, offsets, groups, columns, index, m, k);
       float sum[TILE_N / 2];
-      multiply(sum, pipe, turn, work, half);
-      i32 height = work.height - 64 * half;
-      if (height <= 0) continue;
+      multiply(sum, pipe, turn, work, half, beside);
+      if (work.height <= 64 * half) continue;
       if (bias) add_bias(sum, bias, work.column, n);
 #if BULK_OUT
       // Copies end where C does; only groups of rows end inside of it.
-      if (TRANS_A || height >= 64) {
-        store_panels(&map_c, panels, sum, work, half, n, copies);
+      if (TRANS_A || work.height >= 64 * half + 64) {
+        while (held.panels > 1) beside();
+        hold(held, sum, work, half, n);
         continue;
       }
 #endif
       store_rows(c, sum, work, half, m, n, pitch);
     }
+#if BULK_OUT
+    while (held.panels > 1) beside();
+#endif
     // Shared memory is given up only once it has been read.
     if (threadIdx.x % 128 == 0) bulk_wait<0>();
   }

@@ -95,7 +95,11 @@ impl Product<'_> {
         }
         let processors = gpu.multiprocessors() as usize;
         if hopper::can(gpu, self) {
-            hopper::launch(gpu, self, Tile::best(&hopper::TILES, self, processors));
+            hopper::launch(
+                gpu,
+                self,
+                Tile::best(hopper::tiles(self.c.dtype()), self, processors),
+            );
         } else if [self.a.0, self.b.0].map(|view| view.dtype()) == [Dtype::Bf16; 2] {
             self.on_tensor_cores(gpu, Tile::best(&TILES, self, 2 * processors));
         } else if self.is_of_halves() {
@@ -323,8 +327,8 @@ pub(crate) fn programs() -> Vec<Listed> {
             push(true, Needs::Sm80, &["HMMA", "LDGSTS"]);
             push(false, Needs::Odd, &["HMMA"]);
         }
-        for (tile, &add) in hopper::TILES
-            .into_iter()
+        for (&tile, &add) in hopper::tiles(c)
+            .iter()
             .flat_map(|tile| adds.iter().map(move |add| (tile, add)))
         {
             let program = hopper::program(a, b, c, add, tile);

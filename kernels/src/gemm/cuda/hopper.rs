@@ -11,11 +11,19 @@ const SOURCE: Source = source!("grouped_gemm_sm90", "../../grouped_gemm_sm90.cu"
 
 pub(super) const ENTRY: &str = "grouped_gemm_sm90";
 
-pub(super) const TILES: [Tile; 3] = [
+const TILES: [Tile; 3] = [
     Tile { m: 128, n: 256 },
     Tile { m: 128, n: 192 },
     Tile { m: 128, n: 128 },
 ];
+
+/// Tiles of a C of this dtype: registers hold one tile's results and the next one's sums, of 256 columns in bf16 alone.
+pub(super) fn tiles(c: Dtype) -> &'static [Tile] {
+    match c {
+        Dtype::F32 => &TILES[1..],
+        _ => &TILES,
+    }
+}
 
 /// Threads: a warpgroup that copies and two that multiply.
 const THREADS: u32 = 3 * 128;
