@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
+use moefold_executor::host::Pace;
 use moefold_executor::options::{Init, Savers, TrainOptions};
 use moefold_executor::profile::rehearsal::{Course, Rehearsal, rehearse};
 use moefold_executor::profile::training::missing;
@@ -18,7 +19,6 @@ use moefold_executor::support;
 use moefold_executor::trace::{self, Traced};
 use moefold_executor::transport::{Launched, World};
 use moefold_kernels::cuda::{Architecture, Properties};
-use moefold_kernels::pace::pace_s;
 use moefold_planner::bucket::Division;
 use moefold_planner::choice::{
     CpComm, Dispatcher, HostShare, Masters, Optimizer, Overlap, StackName,
@@ -348,7 +348,7 @@ fn measure_on(
     output: Output,
 ) -> Result<Option<MeasuredHere>, Failure> {
     let mut budget = Duration::from_secs_f64(budget_s);
-    let before_s = (!device.is_gpu() && !world.is_apart()).then(pace_s);
+    let pace = Pace::begin(&device, !world.is_apart());
     let (mut trained, mut rehearsed_step_s) = (None, Vec::new());
     if !rehearsals.is_empty() {
         let bar = output.progress(rehearsals.len() as u64, "training");
@@ -392,7 +392,7 @@ fn measure_on(
     let mut measured = profile::run_in(&world, &options, &shown).map_err(failure)?;
     bar.finish_and_clear();
     if let Some(measured) = &mut measured {
-        measured.profile.pace_s = before_s.map(|before_s| [before_s, pace_s()]);
+        measured.profile.pace_s = pace.end();
         if let Some(trained) = trained {
             let alone = std::mem::take(&mut measured.profile.samples);
             measured.profile.samples = trained.samples.into_iter().chain(alone).collect();

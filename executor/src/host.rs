@@ -1,4 +1,4 @@
-//! [`HostWatch`]: what else a machine did while a run was measured on it, and how fast it was.
+//! [`HostWatch`]: what else a machine did while a run was measured on it, and how fast it was ([`Pace`]).
 //!
 //! Times of a machine that had more to do than it has cores are not the program's alone. Linux counts what
 //! its processors did and what this process did (`/proc/stat`, `/proc/self/stat`, proc(5)); elsewhere nothing
@@ -17,6 +17,22 @@ use crate::device::DeviceSpec;
 /// shows to programs (`include/asm-generic/param.h`).
 const TICKS_PER_S: f64 = 100.0;
 
+/// How fast the processor was before some work, where that is done on the CPU by this process alone.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace(Option<f64>);
+
+impl Pace {
+    /// Before work on some device. `alone` says that no other process has a part in it.
+    pub fn begin(device: &DeviceSpec, alone: bool) -> Self {
+        Self((alone && !device.is_gpu()).then(pace_s))
+    }
+
+    /// Seconds of a fixed piece of work ([`pace_s`]) before and now.
+    pub fn end(self) -> Option<[f64; 2]> {
+        self.0.map(|before_s| [before_s, pace_s()])
+    }
+}
+
 /// A run that began.
 #[derive(Debug)]
 pub struct HostWatch {
@@ -24,8 +40,7 @@ pub struct HostWatch {
     cores: u32,
     threads: u32,
     load_before: f64,
-    /// Before it began, where it is the CPU that computes.
-    pace_s: Option<f64>,
+    pace: Pace,
     /// Where other programs can be told apart.
     ticks: Option<Ticks>,
 }
@@ -45,13 +60,13 @@ impl HostWatch {
     pub fn begin(device: &DeviceSpec, threads: u32, alone: bool) -> Option<Self> {
         let cores = Machine::detect().cores;
         let load_before = load()?;
-        let pace_s = (alone && !device.is_gpu()).then(pace_s);
+        let pace = Pace::begin(device, alone);
         Some(Self {
             began: Instant::now(),
             cores,
             threads,
             load_before,
-            pace_s,
+            pace,
             ticks: if alone { Ticks::now(cores) } else { None },
         })
     }
@@ -66,7 +81,7 @@ impl HostWatch {
             load_before: self.load_before,
             load_after: load()?,
             others_busy: self.ticks.and_then(others),
-            pace_s: self.pace_s.map(|before_s| [before_s, pace_s()]),
+            pace_s: self.pace.end(),
         })
     }
 }

@@ -301,23 +301,43 @@ fn oracle_equal_layers_are_balanced_best() {
     }
 }
 
+/// Six to eleven layers of two weights, and ends.
+struct Unequal {
+    layers: Vec<u64>,
+    first: u64,
+    last: u64,
+}
+
+impl Unequal {
+    fn draw(random: &mut SplitMix64) -> Self {
+        let num_layers = 6 + random.below(6);
+        let layers = (0..num_layers).map(|_| if random.below(3) == 0 { 7 } else { 10 });
+        Self {
+            layers: layers.collect(),
+            first: random.below(5),
+            last: random.below(25),
+        }
+    }
+
+    fn weights(&self, last_may_be_bare: bool) -> Weights<'_> {
+        Weights {
+            layers: &self.layers,
+            first: self.first,
+            last: self.last,
+            first_may_be_bare: false,
+            last_may_be_bare,
+        }
+    }
+}
+
 /// Unequal layers: a local optimum, seldom and little above the best.
 #[test]
 fn differential_unequal_layers_come_close() {
     let mut random = SplitMix64::new(7);
     let (mut exact, mut cases, mut worst) = (0, 0, 1.0_f64);
     for _ in 0..200 {
-        let num_layers = 6 + random.below(6) as usize;
-        let layers: Vec<u64> = (0..num_layers)
-            .map(|_| if random.below(3) == 0 { 7 } else { 10 })
-            .collect();
-        let weights = Weights {
-            layers: &layers,
-            first: random.below(5),
-            last: random.below(25),
-            first_may_be_bare: false,
-            last_may_be_bare: false,
-        };
+        let drawn = Unequal::draw(&mut random);
+        let (num_layers, weights) = (drawn.layers.len(), drawn.weights(false));
         for (pp, vpp) in [(2, 2), (3, 2), (2, 3)] {
             let cut = partition(&weights, around(pp as u32, vpp as u32)).expect("enough layers");
             check_is_a_cut(&cut.stages, num_layers);
@@ -347,17 +367,8 @@ fn oracle_what_ranks_hold_no_more_of_comes_close() {
     let mut random = SplitMix64::new(23);
     let (mut found, mut exact, mut none, mut missed, mut worst) = (0, 0, 0, 0, 1.0_f64);
     for _ in 0..400 {
-        let num_layers = 6 + random.below(6) as usize;
-        let layers: Vec<u64> = (0..num_layers)
-            .map(|_| if random.below(3) == 0 { 7 } else { 10 })
-            .collect();
-        let weights = Weights {
-            layers: &layers,
-            first: random.below(5),
-            last: random.below(25),
-            first_may_be_bare: false,
-            last_may_be_bare: true,
-        };
+        let drawn = Unequal::draw(&mut random);
+        let (num_layers, weights) = (drawn.layers.len(), drawn.weights(true));
         for (pp, vpp) in [(2, 2), (3, 2), (2, 3)] {
             let places = around(pp as u32, vpp as u32);
             let line = Line::new(&weights, pp * vpp).expect("enough layers");

@@ -299,8 +299,8 @@ impl<'a> Trial<'_, 'a> {
                     outcome,
                 )
             });
-            let has_room = tried == Some(None);
-            let mut full = tried.flatten().filter(|_| !by_layer);
+            let has_room = tried == Some(Ok(()));
+            let mut full = tried.and_then(Result::err).filter(|_| !by_layer);
             if !has_room {
                 self.state.entry(place).or_insert(false);
             }
@@ -327,15 +327,15 @@ impl<'a> Trial<'_, 'a> {
                 let from = (split, full.take());
                 if let Some(split) = stages::split_with_room(case, &sets, from, room, beaten) {
                     let under = (&mut *schedule, shape);
-                    // Memory of the host is not looked at before.
-                    self.one(under, place, Cow::Owned(split), sets, outcome);
+                    // Memory of the host is not looked at before: it may have no room there.
+                    let _ = self.one(under, place, Cow::Owned(split), sets, outcome);
                 }
             }
         }
         ControlFlow::Continue(())
     }
 
-    /// Tries a split under some recompute sets. What ranks take, where it has no room.
+    /// Tries a split under some recompute sets. Where it has no room, the error is what ranks take.
     fn one(
         &mut self,
         (schedule, shape): (&mut Scheduled<'a>, &'a Shape),
@@ -343,7 +343,7 @@ impl<'a> Trial<'_, 'a> {
         split: Cow<'_, StageSplit>,
         sets: Sets,
         outcome: &mut Outcome<'a>,
-    ) -> Option<Vec<ByClass<Bytes>>> {
+    ) -> Result<(), Vec<ByClass<Bytes>>> {
         let (question, unit) = (self.question, self.unit);
         let objective = question.options.objective;
         let by_time = objective != Objective::Memory;
@@ -356,7 +356,7 @@ impl<'a> Trial<'_, 'a> {
             let bound_s = split.bound(case, &sets).seconds().0;
             if bound_s >= beaten {
                 self.left_s = self.left_s.min(bound_s);
-                return None;
+                return Ok(());
             }
         }
         let memory = split.memory(case, &sets, schedule.occupancies);
@@ -368,10 +368,10 @@ impl<'a> Trial<'_, 'a> {
         );
         let on_host = split.on_host(case, &sets, schedule.occupancies);
         if peak > capacity || !question.host_holds(peak, on_host) {
-            return Some(memory);
+            return Err(memory);
         }
         if !by_time && peak.gib() >= beaten {
-            return None;
+            return Ok(());
         }
         self.state.insert(place, true);
         let times = split.times(case, &sets);
@@ -400,6 +400,6 @@ impl<'a> Trial<'_, 'a> {
         if let Some(slower) = slower {
             self.left_s = self.left_s.min(slower.step_s);
         }
-        None
+        Ok(())
     }
 }
