@@ -457,3 +457,18 @@ pub struct Candidate {
     /// Peak memory of the worst rank, GiB.
     pub peak_gib: f64,
 }
+
+impl From<&PlannedLayout> for Candidate {
+    fn from(planned: &PlannedLayout) -> Self {
+        Self {
+            layout: planned.layout,
+            recompute: planned.recompute.clone(),
+            schedule: planned.pipeline.schedule.chosen(),
+            rank_order: planned.rank_order,
+            cp_comm_type: Some(planned.cp_comm()).filter(|way| *way != CpComm::default()),
+            cuda_graph: planned.cuda_graph,
+            step_s: planned.predicted.step_s,
+            peak_gib: planned.predicted.peak_gib,
+        }
+    }
+}

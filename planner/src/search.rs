@@ -70,7 +70,7 @@ pub use asked::Asked;
 pub use longest::{Lengths, longest};
 pub use unsearched::unsearched;
 
-use around::around;
+use around::{around, num_plans};
 use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
 use judged::{Candidates, candidates};
@@ -115,11 +115,19 @@ pub fn plan(
 /// The same, where somebody may watch. Stopped before its end it has the best of what it has seen, and where that is
 /// nothing [`PlanError::Stopped`]. Where nothing fits, the error has the least memory that a plan needs.
 ///
-/// What is close to the best is tried too: all virtual stages and microbatches at its degrees, and moves of its layers
-/// between stages.
+/// What is close to the best is tried too: all virtual stages and microbatches at its degrees, and moves of layers between
+/// stages, of the first plans too.
 pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
-    plan_priced(asked, f64::INFINITY, &[])
-        .map(|found| answered(asked, around(asked, found, (&plan_priced, &splits_below))))
+    let options = &SearchOptions {
+        top: num_plans(asked.options),
+        ..asked.options.clone()
+    };
+    plan_priced(&Asked { options, ..*asked }, f64::INFINITY, &[])
+        .map(|found| {
+            let (mut plans, search) = around(asked, found, (&plan_priced, &splits_below));
+            plans.truncate(asked.options.top);
+            answered(asked, (plans, search))
+        })
         .map_err(|mut error| {
             if let PlanError::Infeasible { least, .. } = &mut error
                 && asked.cluster.gpu.memory_gib < ENDLESS_GIB

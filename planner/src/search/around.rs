@@ -1,4 +1,4 @@
-//! [`around`]: what is close to the best plan of a search and was no candidate of it.
+//! [`around`]: what is close to the best plans of a search and was no candidate of it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,7 +6,7 @@ use super::asked::Asked;
 use super::least::Open;
 use super::predict::Priced;
 use super::watch::{Aim, Progress, Watch, aimed};
-use crate::answer::SearchRecord;
+use crate::answer::{Candidate, InsideDomain, SearchRecord};
 use crate::choice::Objective;
 use crate::layout::PartialDegrees;
 use crate::options::{PlanError, SearchOptions};
@@ -19,13 +19,31 @@ type Search =
 /// All splits of the layout that is asked for which may take less than something; none where these are many.
 type SplitsBelow = dyn Fn(&Asked<'_>, f64) -> Option<Open>;
 
+/// Of how many plans layers are moved.
+const MOVED: usize = 3;
+/// By what share such a plan may take longer than the best where ranks have several stages, whose splits are not exact: moves made
+/// steps up to 2.1 % shorter (Qwen3-30B on 64 H100, two ranks of four stages).
+const CLOSE: f64 = 0.03;
+/// The same where ranks have one stage, and splits are the best by what ranks are sure to take: moves made steps 0.7 % shorter
+/// (DeepSeek-V3 on 256), and those of #1 too.
+const CLOSE_OF_ONE_STAGE: f64 = 0.005;
 /// How often a layer is moved at most.
 const MOVES: usize = 8;
 /// How many splits two moves away are tried at most.
 const PAIRS: usize = 256;
 
-/// What was found, the first of it with what its degrees come to under all virtual stages and microbatches, and with its
-/// layers in other stages, where these are better. Counts are those of the search; where that was stopped, nothing is
+/// How many plans a search has to find, so that the best does not depend on how many are shown.
+pub(super) fn num_plans(options: &SearchOptions) -> usize {
+    options.top.max(if may_move(options) { MOVED } else { 1 })
+}
+
+/// Whether layers may be moved between stages.
+fn may_move(options: &SearchOptions) -> bool {
+    options.stages.is_none() && options.objective != Objective::Memory
+}
+
+/// What was found, the first of it with what its degrees come to under all virtual stages and microbatches, and the first ones with
+/// their layers in other stages, where these are better. Counts are those of the search; where that was stopped, nothing is
 /// tried, and stopped meanwhile, what is best so far is kept.
 pub(super) fn around(
     asked: &Asked<'_>,
@@ -53,12 +71,11 @@ pub(super) fn around(
         search.gap = 1.0;
     } else {
         let is_stopped = || stopped.load(Ordering::Relaxed);
-        stages(&all, (plan, open, &is_stopped), &mut plans[0], &mut search);
+        stages(&all, (plan, open, &is_stopped), &mut plans, &mut search);
     }
     if stopped.into_inner() {
         (search.unseen, search.optimal) = (Some(0), false);
     }
-    plans.truncate(asked.options.top);
     (plans, search)
 }
 
@@ -82,24 +99,81 @@ fn degrees(asked: &Asked<'_>, plan: &Search, plans: &mut Vec<Priced>, search: &m
     plans.insert(0, found);
 }
 
-/// Moves layers of a plan between stages, one at a time or where that does not help two, as long as its step gets shorter. Splits
-/// are balanced by what ranks are sure to take ([`crate::partition`]); what messages and the ends of a step add is known when they
-/// are simulated. Then all splits are tried that may take less still, where these are few, and nothing is left to gain.
+/// Moves layers of the first plans between stages. Splits are balanced by what ranks are sure to take ([`crate::partition`]); what
+/// messages and the ends of a step add is known when they are simulated, and may put another layout first. Then all splits of
+/// the best are tried that may take less still, where these are few, and nothing is left to gain.
 fn stages(
     asked: &Asked<'_>,
     (plan, open, is_stopped): (&Search, &SplitsBelow, &dyn Fn() -> bool),
-    best: &mut Priced,
+    plans: &mut [Priced],
     search: &mut SearchRecord,
 ) {
     let options = asked.options;
-    let given = options.stages.is_some() || options.objective == Objective::Memory;
-    if given || search.optimal {
+    if !may_move(options) {
         return;
     }
-    let (pins, step_s) = (best.plan.layout.pinned(), |priced: &Priced| {
-        priced.plan.predicted.step_s
-    });
-    let before_s = step_s(best);
+    // What no split of the best layout takes less than.
+    let mut floor_s = (1.0 - search.gap) * step_s(&plans[0]);
+    for place in 0..plans.len().min(MOVED) {
+        let layout = plans[place].plan.layout;
+        let close = match layout.vpp {
+            1 => CLOSE_OF_ONE_STAGE,
+            _ => CLOSE,
+        };
+        let is_close = step_s(&plans[place]) <= (1.0 + close) * step_s(&plans[0]);
+        let is_proven = place == 0 && search.optimal;
+        if !is_close || is_proven {
+            continue;
+        }
+        let pins = layout.pinned();
+        moved(asked, plan, pins, &mut plans[place]);
+        if step_s(&plans[place]) < step_s(&plans[0]) {
+            let whole = priced(asked, plan, f64::INFINITY, pins, &[]);
+            floor_s = whole
+                .as_ref()
+                .map_or(0.0, |(found, record)| (1.0 - record.gap) * step_s(found));
+            // Where experts reach past a domain now, and did not before, those of before are the best inside.
+            let before = search.inside_domain.take();
+            let reaches = whole.and_then(|(_, record)| record.inside_domain);
+            search.inside_domain = reaches.map(|reach| {
+                before.unwrap_or_else(|| InsideDomain {
+                    best: Some(Candidate::from(&plans[0].plan)),
+                    ..reach
+                })
+            });
+            plans[..=place].rotate_right(1);
+        }
+    }
+    plans[1..].sort_by(|a, b| step_s(a).total_cmp(&step_s(b)));
+    let best = &mut plans[0];
+    let pins = best.plan.layout.pinned();
+    let pinned = &SearchOptions {
+        pins,
+        ..options.clone()
+    };
+    let of_layout = &Asked {
+        options: pinned,
+        ..*asked
+    };
+    if floor_s < step_s(best)
+        && let Some(Open { splits, by_layer_s }) = open(of_layout, step_s(best))
+    {
+        let splits: Vec<_> = splits.into_iter().collect();
+        if !splits.is_empty()
+            && let Some((found, _)) = priced(asked, plan, step_s(best), pins, &splits)
+        {
+            *best = found;
+        }
+        if !is_stopped() {
+            floor_s = by_layer_s;
+        }
+    }
+    search.gap = (1.0 - floor_s / step_s(best)).max(0.0);
+    search.optimal = search.gap == 0.0;
+}
+
+/// Moves layers of a plan one at a time, or where that does not help two, as long as its step gets shorter.
+fn moved(asked: &Asked<'_>, plan: &Search, pins: PartialDegrees, best: &mut Priced) {
     for _ in 0..MOVES {
         let moved = partition::moves(&best.plan.pipeline.stages);
         if moved.is_empty() {
@@ -122,31 +196,10 @@ fn stages(
             None => break,
         }
     }
-    let pinned = &SearchOptions {
-        pins,
-        ..options.clone()
-    };
-    let of_layout = &Asked {
-        options: pinned,
-        ..*asked
-    };
-    if let Some(Open { splits, by_layer_s }) = open(of_layout, step_s(best)) {
-        let splits: Vec<_> = splits.into_iter().collect();
-        if !splits.is_empty()
-            && let Some((found, _)) = priced(asked, plan, step_s(best), pins, &splits)
-        {
-            *best = found;
-        }
-        if !is_stopped() {
-            search.gap = (1.0 - by_layer_s / step_s(best)).max(0.0);
-            search.optimal = search.gap == 0.0;
-            return;
-        }
-    }
-    if step_s(best) < before_s {
-        // What no split takes less than is the same.
-        search.gap = (1.0 - (1.0 - search.gap) * before_s / step_s(best)).max(0.0);
-    }
+}
+
+fn step_s(priced: &Priced) -> f64 {
+    priced.plan.predicted.step_s
 }
 
 /// The best of what is asked at some degrees, where it scores less than something and the search came to its end.

@@ -1,5 +1,6 @@
 //! Tests of the search: laws, published layouts, refusals.
 
+mod around;
 mod brute;
 mod least;
 mod open;

@@ -35,7 +35,7 @@ moefold_profiles::named! {
         Front = "less memory",
         /// Legal degrees near those that are not.
         Nearest = "legal degrees nearby",
-        /// Other microbatches, virtual stages and splits of the best.
+        /// Other microbatches and virtual stages of the best, and other splits of the first few.
         Around = "around the best",
         /// Choices that are not searched.
         Untried = "choices not searched",

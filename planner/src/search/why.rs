@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use moefold_profiles::trace::Category;
 
 use crate::answer::{Bounds, Candidate, RuledOut, Verdict, Why};
-use crate::choice::CpComm;
 use crate::layout::PartialDegrees;
 use crate::options::PlanError;
 use crate::plan::PlannedLayout;
@@ -81,16 +80,6 @@ pub(super) fn why(
             _ => None,
         },
     });
-    let way = Some(own.cp_comm()).filter(|way| *way != CpComm::default());
-    why.best = Some(Candidate {
-        layout: own.layout,
-        recompute: own.recompute,
-        schedule: own.pipeline.schedule.chosen(),
-        rank_order: own.rank_order,
-        cp_comm_type: way,
-        cuda_graph: own.cuda_graph,
-        step_s: own.predicted.step_s,
-        peak_gib: own.predicted.peak_gib,
-    });
+    why.best = Some(Candidate::from(&own));
     Ok(why)
 }

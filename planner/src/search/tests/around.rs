@@ -1,0 +1,71 @@
+//! What is close to the best plans of a search.
+
+use std::ops::ControlFlow;
+
+use super::*;
+use crate::layout::PartialDegrees;
+use crate::search::{Asked, Phase, Progress, plan_watched};
+
+/// Qwen3-30B-A3B on 64 H100: moves put the third plan of the search first.
+fn qwen() -> (Model, Cluster, SearchOptions) {
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 512,
+    };
+    let model = presets::load("qwen3-30b-a3b").expect("a preset");
+    let options = SearchOptions::new(batch, StackName::Megatron);
+    (model, cluster("dgx-h100"), options)
+}
+
+/// No layout that is shown is faster searched by itself than the first, whose gap is that of its own search. How many are
+/// shown changes neither.
+#[test]
+fn law_layers_that_are_moved_put_the_fastest_first() {
+    let (model, cluster, options) = qwen();
+    let found = run(&model, &cluster, 64, &options);
+    let first = &found.plans[0];
+    for plan in &found.plans[..3] {
+        let pinned = SearchOptions {
+            pins: plan.layout.pinned(),
+            ..options.clone()
+        };
+        let alone = run(&model, &cluster, 64, &pinned);
+        let (alone_s, first_s) = (alone.plans[0].predicted.step_s, first.predicted.step_s);
+        if plan.layout == first.layout {
+            assert!((alone_s, alone.search.gap) == (first_s, found.search.gap));
+        }
+        assert!(alone_s >= first_s, "{}: {alone_s} {first_s}", plan.layout);
+    }
+    let unmoved = SearchOptions {
+        pins: PartialDegrees {
+            vpp: Some(7),
+            ..PartialDegrees::default()
+        },
+        ..options.clone()
+    };
+    let unmoved = run(&model, &cluster, 64, &unmoved).plans[0]
+        .predicted
+        .step_s;
+    assert!(first.layout.vpp == 4 && unmoved > first.predicted.step_s);
+    let one = SearchOptions { top: 1, ..options };
+    let one = run(&model, &cluster, 64, &one);
+    assert_eq!(one.plans, found.plans[..1]);
+    assert_eq!(one.search.gap, found.search.gap);
+}
+
+/// A search that is stopped shows no more plans than were asked for, though it looked for more.
+#[test]
+fn a_stopped_search_shows_as_many_plans_as_were_asked_for() {
+    let (model, cluster, options) = qwen();
+    let costs = &Costs::for_cluster(&cluster, &[]);
+    let options = SearchOptions { top: 1, ..options };
+    let asked = Asked::new(&model, &cluster, 64, &options, costs, &Declared);
+    let watch = |progress: &Progress| match (progress.phase, progress.seen) {
+        (Phase::Looking, 40..) => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    };
+    let watch = &watch;
+    let found = plan_watched(&Asked { watch, ..asked }).expect("some were looked at");
+    assert!(found.search.unseen.is_some_and(|unseen| unseen > 0));
+    assert_eq!(found.plans.len(), 1);
+}
