@@ -35,7 +35,7 @@ const FLAGS: &[&str] = &[
     "-x",
     "c++",
     "-std=c++17",
-    "-O2",
+    "-O1",
     "-g1",
     "-fPIC",
     "-fno-exceptions",
