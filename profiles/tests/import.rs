@@ -300,6 +300,16 @@ fn golden_nccl_tests_give_both_times_of_a_row() {
     assert_eq!(of(CollectiveKind::AllToAll, MIB), [300.0]);
     assert_eq!(imported.profile.samples.len(), 3);
     assert_eq!(imported.left_out[0].why, "no bytes");
+    let text = std::fs::read_to_string(fixture("nccl-tests.txt")).expect("a fixture");
+    let wrong = text.replace("31.46      0 ", "31.46      7 ");
+    let imported = import(written(&wrong).path(), &Options::default()).expect("it is read");
+    assert_eq!(imported.profile.samples.len(), 2);
+    let whys: Vec<&str> = imported
+        .left_out
+        .iter()
+        .map(|left| left.why.as_str())
+        .collect();
+    assert!(whys.contains(&"wrong results"), "{whys:?}");
 }
 
 /// A file with this text.

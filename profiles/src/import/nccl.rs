@@ -39,6 +39,8 @@ struct Columns {
     measured: usize,
     /// Of them, those of one measurement.
     each: usize,
+    /// Whether the last of these counts wrong results.
+    checked: bool,
 }
 
 impl Columns {
@@ -53,6 +55,7 @@ impl Columns {
         (known && measured.is_multiple_of(measurements)).then(|| Self {
             measured,
             each: measured / measurements,
+            checked: words.ends_with(&["#wrong"]),
         })
     }
 }
@@ -163,8 +166,10 @@ pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
         };
         let seconds: f64 = row.times.iter().sum::<f64>() * 1e-6;
         let found = TESTS.iter().find(|(name, _)| *name == named);
-        let (Some(&(_, kind)), true, true) = (found, group > 1, row.size > 0) else {
+        let is_one = group > 1 && !row.has_wrong;
+        let (Some(&(_, kind)), true, true) = (found, is_one, row.size > 0) else {
             let why = match found {
+                Some(_) if row.has_wrong => "wrong results",
                 None => "prices know no such collective",
                 Some(_) if group < 2 => "a group of one rank",
                 Some(_) => "no bytes",
@@ -209,6 +214,8 @@ struct Row {
     size: u64,
     /// Microseconds, out of place and in place, as far as they were measured.
     times: Vec<f64>,
+    /// Whether some of what arrived was not what was sent.
+    has_wrong: bool,
 }
 
 /// A row, where a line is one: it begins with two whole numbers and a type. An operation and a root may
@@ -227,11 +234,10 @@ fn row(line: &str, columns: Columns) -> Option<Result<Row, String>> {
     let Some(before) = before.filter(|before| *before <= 2) else {
         return Some(Err(format!("`{}`", line.trim())));
     };
-    let mut times = Vec::new();
-    for time in rest[before..]
-        .chunks(columns.each)
-        .map(|measured| measured[0])
-    {
+    let (mut times, mut has_wrong) = (Vec::new(), false);
+    for measured in rest[before..].chunks(columns.each) {
+        let (time, wrong) = (measured[0], measured[columns.each - 1]);
+        has_wrong |= columns.checked && wrong.parse().is_ok_and(|wrong: f64| wrong > 0.0);
         match time.parse::<f64>() {
             Ok(time) if time.is_finite() && time > 0.0 => times.push(time),
             // Not run in place, or nothing was sent.
@@ -243,5 +249,9 @@ fn row(line: &str, columns: Columns) -> Option<Result<Row, String>> {
     if times.is_empty() && size > 0 {
         return Some(Err(format!("no time in `{}`", line.trim())));
     }
-    Some(Ok(Row { size, times }))
+    Some(Ok(Row {
+        size,
+        times,
+        has_wrong,
+    }))
 }
