@@ -129,6 +129,21 @@ impl Fields {
         }
     }
 
+    /// An error about the preset that a key names, as one of the key.
+    pub(super) fn of_key(&self, key: &str, error: ClusterError) -> ClusterError {
+        let ClusterError::UnknownPreset {
+            kind,
+            name,
+            nearest,
+            known,
+        } = error
+        else {
+            return error;
+        };
+        let expected = format!("a {kind} preset; the nearest is `{nearest}` (there are: {known})");
+        self.invalid(key, format!("`{name}`"), &expected)
+    }
+
     pub(super) fn missing(&self, key: &str, hint: &str) -> ClusterError {
         ClusterError::Missing {
             origin: self.origin.clone(),

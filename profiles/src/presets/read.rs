@@ -95,7 +95,7 @@ pub(super) fn cluster_file(origin: &str, stem: &str, text: &str) -> Result<Clust
 /// One cluster, with every key optional that a `base` preset can supply.
 fn cluster(mut fields: Fields, name: &str) -> Result<Cluster, ClusterError> {
     let base = match fields.string("base")? {
-        Some(base) => Some(super::cluster(&base)?),
+        Some(base) => Some(super::cluster(&base).map_err(|error| fields.of_key("base", error))?),
         None => None,
     };
     let own_gpu = named_or_table(&mut fields)?;
@@ -214,12 +214,19 @@ fn way_to_host(
 fn named_or_table(fields: &mut Fields) -> Result<Option<PricedGpu>, ClusterError> {
     match fields.take("gpu") {
         None => Ok(None),
-        Some(toml::Value::String(name)) => find_gpu(&name).cloned().map(Some),
+        Some(toml::Value::String(name)) => find_gpu(&name)
+            .cloned()
+            .map(Some)
+            .map_err(|error| fields.of_key("gpu", error)),
         Some(table @ toml::Value::Table(_)) => {
             fields.put_back("gpu", table);
             let mut own = fields.table("gpu")?.expect("the table was just put back");
             let base = match own.string("base")? {
-                Some(base) => Some(find_gpu(&base)?.clone()),
+                Some(base) => Some(
+                    find_gpu(&base)
+                        .map_err(|error| own.of_key("base", error))?
+                        .clone(),
+                ),
                 None => None,
             };
             let name = match (own.string("name")?, &base) {
