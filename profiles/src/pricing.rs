@@ -264,6 +264,14 @@ impl Costs {
         Self { slowest, ..self }
     }
 
+    /// The same for a job over so many NVLink domains: how far apart stages of a pipeline lie below switches that are slower than
+    /// what is behind them.
+    #[must_use]
+    pub fn over_domains(mut self, domains: u32) -> Self {
+        self.shipped.network = self.shipped.network.over(domains);
+        self
+    }
+
     /// Ranks for each core, where profiles are of a CPU with too few: a rank whose peers wait then has a core
     /// more often, and up to so many times the mean load costs no time.
     pub fn turns(&self) -> f64 {

@@ -76,7 +76,9 @@ pub(super) fn check(model: &Model, options: &SearchOptions, broken: &mut Vec<Ill
         "`offload`, which goes with graphs of attn and moe_router alone",
         "`cuda_graph` attn,moe_router, or `offload` none",
     );
-    let bounded = pads || options.dispatcher == Some(Dispatcher::Hybridep);
+    // Where it is open, [`to_try`] takes it.
+    let bounds = |dispatcher| dispatcher == Dispatcher::Hybridep;
+    let bounded = pads || options.dispatcher.is_none_or(bounds);
     let alone = options.pins.ep == Some(1) && options.pins.etp == Some(1);
     refuse(
         alone && bounds_rows(model, options),

@@ -3,10 +3,13 @@
 //! No layout takes less time where more leaves, so a set is looked at only where none of those within it can do as well
 //! ([`Question::above`](super::shape::Question)).
 
+use moefold_profiles::units::Bytes;
+
 use super::Asked;
+use super::shape::Question;
 use crate::choice::{Offload, OffloadModule};
-use crate::model::Model;
-use crate::options::SearchOptions;
+use crate::model::{Model, count};
+use crate::options::{PlanError, SearchOptions};
 use crate::rules::{Rules, graphs_to_try};
 
 /// What leaves together: the inputs of both norms, which are one residual stream, and what attention itself keeps.
@@ -71,4 +74,27 @@ pub(super) fn variants(asked: &Asked<'_>) -> Vec<SearchOptions> {
         .into_iter()
         .chain(some.filter(legal))
         .collect()
+}
+
+/// Refuses a share of the optimizer on hosts that have no room for it under any layout: masters and moments rest on one rank
+/// each at least.
+pub(super) fn fits_on_hosts(question: &Question<'_>, gpus: u32) -> Result<(), PlanError> {
+    let (cluster, share) = (question.cluster, question.options.optimizer_offload.0);
+    let states = count::params(question.model).total() as f64 * question.state_bytes().sharded;
+    // Shares are rounded to a few elements of each family.
+    let of_node = 0.999 * share * states / f64::from(gpus) * f64::from(cluster.gpus_per_node);
+    let least_gib = Bytes(of_node as u64).gib();
+    let there_gib = cluster.host_memory_gib;
+    if cluster.gpu.is_cpu() || least_gib <= there_gib {
+        return Ok(());
+    }
+    Err(PlanError::Unable {
+        what: format!("`optimizer_offload_fraction` {share}"),
+        limit: format!(
+            "that is {least_gib:.1} GiB of each node's memory at least, and {} has {there_gib:.1} (`host_memory_gib`); a share \
+             of {:.2} may fit, or more nodes",
+            cluster.name,
+            (share * there_gib / least_gib * 100.0).floor() / 100.0
+        ),
+    })
 }

@@ -1,5 +1,7 @@
 //! [`Question`]s that a request comes to.
 
+use moefold_profiles::{Cluster, Precision};
+
 use super::asked::Asked;
 use super::recompute::{self, Sets};
 use super::request::check_request;
@@ -71,13 +73,7 @@ pub(super) fn question<'a>(asked: &Asked<'a>, rules: &Rules) -> Result<Question<
         );
     }
     check_request(asked, rules)?;
-    let compute = options.precision.compute();
-    if cluster.gpu.peak(compute).is_none() {
-        return unable(
-            format!("`precision` {}", options.precision),
-            format!("{} does not compute in {compute}", cluster.gpu.name),
-        );
-    }
+    computes(cluster, options.precision)?;
     let dispatchers = match options.dispatcher {
         _ if model.num_moe_layers() == 0 => vec![stack.common().dispatchers[0]],
         None => {
@@ -144,4 +140,29 @@ pub(super) fn question<'a>(asked: &Asked<'a>, rules: &Rules) -> Result<Question<
         kind_of,
         distinct,
     })
+}
+
+/// Refuses a precision that devices have no products of.
+fn computes(cluster: &Cluster, precision: Precision) -> Result<(), PlanError> {
+    let gpu = &cluster.gpu;
+    let unable = |limit: String| {
+        Err(PlanError::Unable {
+            what: format!("`precision` {precision}"),
+            limit,
+        })
+    };
+    let compute = precision.compute();
+    if gpu.peak(compute).is_none() {
+        return unable(format!("{} does not compute in {compute}", gpu.name));
+    }
+    // Transformer Engine asks for a compute capability of 10 (`check_mxfp8_support`).
+    let arch = gpu.arch.strip_prefix("sm_").unwrap_or_default();
+    let arch = arch.trim_end_matches(|c: char| c.is_ascii_lowercase());
+    if precision == Precision::Mxfp8 && arch.parse().is_ok_and(|arch: u32| arch < 100) {
+        return unable(format!(
+            "{} has no products with a scale for 32 values; it has fp8, fp8-delayed and fp8-blockwise",
+            gpu.name
+        ));
+    }
+    Ok(())
 }

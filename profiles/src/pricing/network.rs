@@ -101,6 +101,8 @@ pub(super) struct Network {
     /// of HybridEP.
     fused: [f64; 3],
     gpus_per_node: u32,
+    /// NVLink domains of the job; two where it is not known.
+    domains: f64,
     /// Multiprocessors of a GPU.
     sms: f64,
     cpu: bool,
@@ -211,8 +213,17 @@ impl Network {
                 }
             }),
             gpus_per_node: cluster.gpus_per_node,
+            domains: 2.0,
             sms: f64::from(gpu.num_sms),
             cpu: gpu.is_cpu(),
+        }
+    }
+
+    /// The same for a job over so many NVLink domains.
+    pub(super) fn over(self, domains: u32) -> Self {
+        Self {
+            domains: f64::from(domains),
+            ..self
         }
     }
 
@@ -259,10 +270,10 @@ impl Network {
                     Source::Interpolated,
                 )
             } else {
-                (
-                    INTER_LATENCY_S + bytes / (self.nic * RING_EFFICIENCY),
-                    Source::Extrapolated,
-                )
+                // A stage lies as far from the next as a job is wide, and a rank of a ring beside its neighbour.
+                let apart = if ranks == 2 { self.domains } else { n / m };
+                let sent = bytes / (self.nic * RING_EFFICIENCY) * self.slowdown(apart);
+                (INTER_LATENCY_S + sent, Source::Extrapolated)
             };
         }
         if n <= m {

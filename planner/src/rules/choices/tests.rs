@@ -294,7 +294,10 @@ fn each_rule_of_graphs_has_its_message() {
             "pad 1.0 cuda_graph moe,moe_router",
             ["beside moe_router", "one of them"],
         ),
-        ("cuda_graph full_iteration", ["nothing bounds", "hybridep"]),
+        (
+            "dispatcher alltoall cuda_graph full_iteration",
+            ["nothing bounds", "hybridep"],
+        ),
         ("cuda_graph mlp", ["all have experts", "without it"]),
         (
             "capacity 1.0 dispatcher alltoall cuda_graph moe_router,moe_preprocess",

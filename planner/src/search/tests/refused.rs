@@ -392,3 +392,42 @@ fn law_a_watch_hears_how_far_every_phase_is_and_may_stop_in_any() {
         }
     }
 }
+
+#[test]
+fn what_no_device_and_no_host_can_is_refused_by_its_name() {
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 256,
+    };
+    let asked = |cluster: &moefold_profiles::Cluster, options: SearchOptions| {
+        let costs = Costs::for_cluster(cluster, &[]);
+        let error = plan(&model, cluster, 64, &options, &costs, &Declared).expect_err("refused");
+        error.to_string()
+    };
+    let mut cluster = cluster("dgx-h100");
+    let options = SearchOptions::new(batch, StackName::Megatron);
+    let said = asked(
+        &cluster,
+        SearchOptions {
+            precision: Precision::Mxfp8,
+            ..options.clone()
+        },
+    );
+    assert!(
+        said.contains("mxfp8") && said.contains("fp8-blockwise"),
+        "{said}"
+    );
+    // 46.7 billion parameters of 12 bytes on eight nodes are 65.2 GiB on each.
+    cluster.host_memory_gib = 64.0;
+    let said = asked(
+        &cluster,
+        SearchOptions {
+            optimizer_offload: HostShare(1.0),
+            ..options
+        },
+    );
+    for part in ["`optimizer_offload_fraction` 1", "65.2 GiB", "64.0", "0.98"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
