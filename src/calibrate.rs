@@ -51,9 +51,11 @@ pub(crate) fn run(args: &CalibrateArgs, output: Output) -> Result<(), Failure> {
     let steps: Vec<Measured> = (args.plan.iter().zip(&plans))
         .zip(&args.measured)
         .map(|((path, plan), measured)| {
+            let step_s = step_s(plan, measured)?;
+            within_reach(path, plan, (measured, step_s))?;
             Ok(Measured {
                 source: format!("{}, {}", path.display(), measured.display()),
-                step_s: step_s(plan, measured)?,
+                step_s,
             })
         })
         .collect::<Result<_, Failure>>()?;
@@ -85,6 +87,21 @@ fn parts(calibration: &Calibration) -> [(&'static str, Fitted); 3] {
         ("network", calibration.network),
         ("host", calibration.host),
     ]
+}
+
+/// Refuses a step in which devices would compute faster than they can.
+fn within_reach(path: &Path, plan: &Plan, (measured, step_s): (&Path, f64)) -> Result<(), Failure> {
+    let predicted = &plan.planned.predicted;
+    let least_s = predicted.step_s * predicted.mfu;
+    if step_s > least_s || plan.cluster.gpu.is_cpu() {
+        return Ok(());
+    }
+    Err(Failure::Request(anyhow!(
+        "--measured {}: found a step of {step_s} s, expected one of more than {least_s:.3} s, in which all GPUs of {} compute at \
+         their peak; the seconds of one step are meant, under the batch and on the GPUs of that plan",
+        measured.display(),
+        path.display()
+    )))
 }
 
 /// Refuses plans of different devices or stacks: their factors are not the same.

@@ -25,6 +25,9 @@ use crate::plan::{Found, NamedProfile, Question, cluster, gpus, load_profiles};
 /// Gains below this share of a step are none.
 const GAIN: f64 = 0.005;
 
+/// Of how many layouts, the fastest first, one is looked for that the settings can say.
+const TRIED: usize = 8;
+
 /// What `check --json` prints.
 #[derive(Debug, Serialize)]
 struct Checked<'a> {
@@ -38,6 +41,9 @@ struct Checked<'a> {
     gpus: u32,
     /// Rules that are broken, each with what would work.
     broken: Vec<String>,
+    /// The nearest legal degrees, in words; absent where the degrees are legal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nearest: Option<String>,
     /// Whether it fits; absent where the degrees are not legal.
     #[serde(skip_serializing_if = "Option::is_none")]
     fits: Option<bool>,
@@ -139,6 +145,7 @@ pub(crate) fn run(args: &CheckArgs, output: Output) -> Result<(), Failure> {
         cluster: &cluster.name,
         gpus,
         broken: judged.broken.clone(),
+        nearest: judged.nearest.clone(),
         fits: judged.priced.as_ref().map(|priced| priced.fits),
         capacity_gib: cluster.gpu.memory_gib,
         plan: judged.priced.as_ref().map(|priced| &priced.plan.planned),
@@ -182,6 +189,7 @@ struct Case<'a> {
 /// What comes of settings.
 struct Judged {
     broken: Vec<String>,
+    nearest: Option<String>,
     priced: Option<Priced>,
 }
 
@@ -205,6 +213,7 @@ impl Case<'_> {
         };
         let broken = self.reading.broken.iter().map(ToString::to_string);
         let mut broken: Vec<String> = broken.collect();
+        let mut nearest = None;
         let cluster = self.target.cluster;
         let found = match self.ask(cluster, options) {
             Ok(found) => Some((found, true)),
@@ -217,11 +226,12 @@ impl Case<'_> {
                     Some((found.map_err(refusal)?, false))
                 }
                 error => {
-                    let Some(rules) = error.rules() else {
+                    let Some((rules, degrees)) = error.rules() else {
                         let message = format!("{:#}", anyhow::Error::from(error));
                         return Err(Failure::Request(anyhow!(in_flags(&message))));
                     };
                     broken.extend(rules.iter().map(|rule| in_flags(rule)));
+                    nearest = degrees.as_deref().map(in_flags);
                     None
                 }
             },
@@ -231,7 +241,11 @@ impl Case<'_> {
             plan.cluster = cluster.clone();
             Priced { plan, fits }
         });
-        Ok(Judged { broken, priced })
+        Ok(Judged {
+            broken,
+            nearest,
+            priced,
+        })
     }
 
     /// What is faster: with the degrees of the settings, and with any.
@@ -251,30 +265,46 @@ impl Case<'_> {
         };
         let mut found: Vec<Better> = Vec::new();
         for (same_degrees, options) in [(true, free), (false, open)] {
+            let options = SearchOptions {
+                top: TRIED,
+                ..options
+            };
             let Ok(answer) = self.ask(self.target.cluster, &options) else {
                 continue;
             };
-            let whole = answer.best();
-            let step_s = whole.planned.predicted.step_s;
-            let before = found.last().map(|better| better.plan.predicted.step_s);
-            if before.is_some_and(|before| before / step_s - 1.0 < GAIN) {
-                continue;
-            }
-            let faster = now.map(|now| now.plan.planned.predicted.step_s / step_s - 1.0);
-            let fits = now.is_some_and(|now| now.fits);
-            if fits && faster.is_some_and(|faster| faster < GAIN) {
-                continue;
-            }
-            match self.put(&whole) {
-                Ok(written) => found.push(Better {
-                    same_degrees,
-                    faster,
-                    changes: self.changes(&written),
-                    plan: whole.planned.clone(),
-                    whole,
-                }),
-                Err(reason) => {
-                    notes.push(format!("the fastest layout cannot be said here: {reason}"));
+            for place in 0..answer.num_plans() {
+                let whole = answer.plan(place);
+                let step_s = whole.planned.predicted.step_s;
+                let before = found.last().map(|better| better.plan.predicted.step_s);
+                let faster = now.map(|now| now.plan.planned.predicted.step_s / step_s - 1.0);
+                let fits = now.is_some_and(|now| now.fits);
+                if before.is_some_and(|before| before / step_s - 1.0 < GAIN)
+                    || (fits && faster.is_some_and(|faster| faster < GAIN))
+                {
+                    break;
+                }
+                match self.put(&whole) {
+                    Ok(written) => {
+                        found.push(Better {
+                            same_degrees,
+                            faster,
+                            changes: self.changes(&written),
+                            plan: whole.planned.clone(),
+                            whole,
+                        });
+                        break;
+                    }
+                    Err(reason) if place == 0 => {
+                        let degrees = if same_degrees {
+                            "of these degrees "
+                        } else {
+                            ""
+                        };
+                        notes.push(format!(
+                            "the fastest layout {degrees}({step_s:.3} s) cannot be said here: {reason}"
+                        ));
+                    }
+                    Err(_) => {}
                 }
             }
         }
@@ -308,7 +338,7 @@ impl Case<'_> {
 }
 
 /// Options of the planner whose flags have other names in Megatron-LM; what has no flag of its own there is in words.
-const OPTIONS: [(&str, &str); 30] = [
+const OPTIONS: [(&str, &str); 33] = [
     (
         "`overlap` grad-reduce,param-gather",
         "--overlap-grad-reduce and --overlap-param-gather",
@@ -336,7 +366,16 @@ const OPTIONS: [(&str, &str); 30] = [
     ("`overlap`", "the overlap"),
     ("`seq_len`", "--seq-length"),
     ("`global_batch`", "--global-batch-size"),
+    (
+        "`dispatcher` hybridep",
+        "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+    ),
     ("`dispatcher`", "--moe-token-dispatcher-type"),
+    (
+        "`cuda_graph` full_iteration",
+        "--cuda-graph-impl full_iteration",
+    ),
+    ("`cuda_graph`", "--cuda-graph-modules"),
     ("`rank_order`", "the order of ranks"),
     ("`recompute`", "--recompute-modules"),
     ("`offload`", "--offload-modules"),
@@ -419,15 +458,19 @@ fn text(checked: &Checked<'_>, reading: &Reading) -> String {
         "{preset} on {} GPUs of {}, {} sequences of {} a step, {precision}: {}",
         checked.gpus, checked.cluster, batch.global_batch, batch.seq_len, options.pins
     );
-    if checked.broken.is_empty() {
+    if checked.broken.is_empty() && checked.unknown.is_empty() {
         out.push_str("Legal.\n");
+    } else if checked.broken.is_empty() {
+        out.push_str(
+            "Legal, but for unknown flags, which Megatron-LM refuses where it has them not.\n",
+        );
     } else {
         let _ = writeln!(
             out,
             "Not legal for Megatron-LM {}:",
             checked.megatron.name()
         );
-        for rule in &checked.broken {
+        for rule in checked.broken.iter().chain(&checked.nearest) {
             let _ = writeln!(out, "  {rule}");
         }
     }

@@ -17,7 +17,7 @@ use moefold_planner::settings::{self, Version};
 use moefold_profiles::import::Format;
 use moefold_profiles::{Dtype, Precision};
 
-use crate::flags::{self, Auto, Goal};
+use crate::flags::{self, Auto, Goal, Placed};
 
 /// Plan and run the training of Mixture-of-Experts language models.
 #[derive(Debug, Parser)]
@@ -120,7 +120,7 @@ pub(crate) struct PlanArgs {
     pub(crate) precision: Option<Precision>,
     /// Degrees to pin, e.g. tp=2,cp=1,pp=8,vpp=4,ep=8,etp=1,mbs=1; the rest is searched
     #[arg(long)]
-    pub(crate) layout: Option<PartialDegrees>,
+    pub(crate) layout: Option<Placed>,
     /// What will run the plan [default: megatron; moefold on a CPU cluster]
     #[arg(long, value_parser = flags::one_of(&StackName::ALL, StackName::name))]
     pub(crate) stack: Option<StackName>,
@@ -240,7 +240,7 @@ pub(crate) struct PlanArgs {
     pub(crate) restart_time: Option<f64>,
     /// Say also what became of a layout: refused by which rules, ruled out by which bound, or slower than #1 by what
     #[arg(long, value_name = "LAYOUT")]
-    pub(crate) why: Option<PartialDegrees>,
+    pub(crate) why: Option<Placed>,
     /// Search under tighter memory limits too, so that the answer holds the fastest layout for each:
     /// the front of speed against memory that `compare` draws
     #[arg(long)]

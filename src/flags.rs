@@ -4,7 +4,8 @@ use std::str::FromStr;
 
 use clap::CommandFactory as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use moefold_planner::layout::{Order, ParseOrderError};
+use moefold_planner::choice::CpComm;
+use moefold_planner::layout::{Order, ParseDegreesError, ParseOrderError, PartialDegrees};
 use moefold_profiles::Dtype;
 
 use crate::cli::Cli;
@@ -12,6 +13,41 @@ use crate::cli::Cli;
 /// What a flag fixes, or `auto`: the search's choice.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Auto<T>(pub(crate) Option<T>);
+
+/// A layout: degrees, or as answers print it, with what else places its ranks.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Placed {
+    pub(crate) degrees: PartialDegrees,
+    /// How attention reaches the keys of other ranks.
+    pub(crate) cp_comm: Option<CpComm>,
+    /// How ranks are numbered.
+    pub(crate) order: Option<Order>,
+}
+
+impl FromStr for Placed {
+    type Err = ParseDegreesError;
+
+    fn from_str(text: &str) -> Result<Self, ParseDegreesError> {
+        let (mut placed, mut degrees) = (Self::default(), Vec::new());
+        for part in text.split('|') {
+            let word = part.trim();
+            let way = |name: &str| {
+                CpComm::ALL
+                    .into_iter()
+                    .find(|way| way.name() == name.trim())
+            };
+            if let Some(way) = word.strip_prefix("cp ").and_then(way) {
+                placed.cp_comm = Some(way);
+            } else if let Ok(order) = word.parse() {
+                placed.order = Some(order);
+            } else {
+                degrees.push(part);
+            }
+        }
+        placed.degrees = degrees.join("|").parse()?;
+        Ok(placed)
+    }
+}
 
 /// One of the names of a closed set.
 pub(crate) fn one_of<T: Copy + Send + Sync>(
@@ -129,6 +165,22 @@ mod tests {
 
     use super::*;
     use crate::cli::Cli;
+
+    #[test]
+    fn golden_layouts_as_answers_print_them() {
+        let read = |text: &str| text.parse::<Placed>().expect(text);
+        let plain = read("CP4 PP2x9 DP4 | EP8 EDP2 | mbs 8");
+        assert_eq!((plain.cp_comm, plain.order), (None, None));
+        let whole = read("CP4 PP2x9 DP4 | EP8 EDP2 | mbs 8 | cp a2a+p2p | tp-cp-ep-pp-dp");
+        assert_eq!(whole.degrees, plain.degrees);
+        assert_eq!(whole.cp_comm, Some(CpComm::Hierarchical));
+        assert_eq!(whole.order, Some(Order::DP_LAST));
+        assert_eq!(
+            read("tp=2,pp=4").degrees,
+            "tp=2,pp=4".parse().expect("degrees")
+        );
+        assert!("CP4 | cp ring".parse::<Placed>().is_err());
+    }
 
     #[test]
     fn every_word_of_a_list_is_in_its_help() {

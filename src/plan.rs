@@ -18,7 +18,7 @@ use moefold_profiles::{Cluster, Costs, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
-use crate::flags::{self, Goal};
+use crate::flags::{self, Goal, Placed};
 use crate::output::Output;
 use crate::sizes::{Best, NoSize, Wanted};
 use crate::watch::Watcher;
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
             let sized = Question::new(&model, &cluster, gpus, &profiles).watched(&watch);
             sized.search(&options)
         };
-        best_size(&wanted, (&cluster, gpus), &watcher, sized)?
+        best_size(&wanted, (&cluster, gpus), (&watcher, output), sized)?
     } else {
         let lengths = match args.objective {
             Goal::SeqLen => question.lengths(&mut options).map(Some),
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
 fn best_size(
     wanted: &Wanted,
     (cluster, gpus): (&Cluster, u32),
-    watcher: &Watcher,
+    (watcher, output): (&Watcher, Output),
     search: impl Fn(u32) -> Result<Found, Box<PlanError>>,
 ) -> Result<Found, Failure> {
     let step_s = |found: &Found| found.answer.plans[0].predicted.step_s;
@@ -135,6 +135,7 @@ fn best_size(
     let Best {
         mut found,
         sizes,
+        nothing,
         stopped,
     } = best.map_err(|none| match none {
         NoSize::Stopped => watcher.found_nothing(),
@@ -142,6 +143,13 @@ fn best_size(
         NoSize::TooLate(error) => Failure::Infeasible(error),
     })?;
     found.answer.sizes = sizes;
+    if !nothing.is_empty() {
+        let each = nothing.iter().map(ToString::to_string).collect::<Vec<_>>();
+        output.note(&format!(
+            "failures leave nothing of training on {} GPUs",
+            each.join(", ")
+        ))?;
+    }
     if stopped {
         // Numbers of GPUs that were not searched may be better.
         let search = &mut found.answer.search;
@@ -168,15 +176,29 @@ pub(crate) struct Found {
 impl Found {
     /// The best plan as a file to be.
     pub(crate) fn best(&self) -> Plan {
+        self.plan(0)
+    }
+
+    /// How many plans were found.
+    pub(crate) fn num_plans(&self) -> usize {
+        self.answer.plans.len()
+    }
+
+    /// One of the plans, best first, as a file to be.
+    pub(crate) fn plan(&self, place: usize) -> Plan {
         let asked = "the search records what it was asked";
         Plan {
             version: PLAN_VERSION,
-            planned: self.answer.plans[0].clone(),
+            planned: self.answer.plans[place].clone(),
             model: self.answer.model.clone().expect(asked),
             cluster: self.answer.cluster.clone().expect(asked),
             request: self.answer.request.clone().expect(asked),
             profiles: self.answer.profiles.clone(),
-            alternatives: self.alternatives.clone(),
+            // Those that say why they are slower than the first.
+            alternatives: match place {
+                0 => self.alternatives.clone(),
+                _ => Vec::new(),
+            },
         }
     }
 }
@@ -365,14 +387,19 @@ impl<'a> Question<'a> {
     }
 
     /// What became of a layout beside what was found.
-    fn why(
-        &self,
-        options: &SearchOptions,
-        asked: &PartialDegrees,
-        found: &Found,
-    ) -> Result<Why, Failure> {
+    fn why(&self, options: &SearchOptions, asked: &Placed, found: &Found) -> Result<Why, Failure> {
+        if asked.degrees == PartialDegrees::default() {
+            return Err(Failure::Request(anyhow!(
+                "--why: found no degrees, expected a layout, as tp=2,pp=4 or 'TP2 PP4 | EP8'"
+            )));
+        }
+        let options = &SearchOptions {
+            order: asked.order.or(options.order),
+            cp_comm: asked.cp_comm.or(options.cp_comm),
+            ..options.clone()
+        };
         let plans = &found.answer.plans;
-        let why = self.asking(options, |all| search::why(all, asked, plans));
+        let why = self.asking(options, |all| search::why(all, &asked.degrees, plans));
         let mut why = why.map_err(refusal)?;
         for rule in &mut why.rules {
             *rule = flags::in_words_of_flags(rule);
@@ -570,10 +597,11 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     if let Some(precision) = args.precision.or(on_gpus) {
         options.precision = precision;
     }
-    options.pins = args.layout.unwrap_or_default();
+    let layout = args.layout.unwrap_or_default();
+    options.pins = layout.degrees;
     options.dispatcher = args.dispatcher.0;
-    options.order = args.rank_order.0;
-    options.cp_comm = args.cp_comm_type.0;
+    options.order = layout.order.or(args.rank_order.0);
+    options.cp_comm = layout.cp_comm.or(args.cp_comm_type.0);
     if let [inside, outside] = args.hierarchical_context_parallel_sizes[..] {
         for size in [inside, outside] {
             if size == 0 {

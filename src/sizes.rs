@@ -167,6 +167,8 @@ impl Wanted {
         let mut best: Option<(f64, T)> = None;
         let mut refused = None;
         let mut stopped = false;
+        // Numbers of which failures leave nothing.
+        let mut nothing: Vec<u32> = Vec::new();
         for gpus in tried(cluster.gpus_per_node, most) {
             let found = match search(gpus) {
                 Ok(found) => found,
@@ -180,7 +182,7 @@ impl Wanted {
                 }
             };
             let Some(size) = self.size(gpus, step_s(&found)) else {
-                // Failures leave nothing of so many.
+                nothing.push(gpus);
                 continue;
             };
             let score = self.score(&size);
@@ -203,10 +205,13 @@ impl Wanted {
             (Some((_, found)), _) => Ok(Best {
                 found,
                 sizes,
+                nothing,
                 stopped,
             }),
             _ if stopped => Err(NoSize::Stopped),
-            (None, Some(error)) if sizes.is_empty() => Err(NoSize::Refused(error)),
+            (None, Some(error)) if sizes.is_empty() && nothing.is_empty() => {
+                Err(NoSize::Refused(error))
+            }
             _ if sizes.is_empty() => Err(NoSize::TooLate(anyhow!(
                 "failures leave nothing of training on any number of GPUs up to {most}: a step and a checkpoint take too \
                  long for what is between two failures; look at --gpu-mtbf, --save-time or --storage-gb-per-s and \
@@ -293,6 +298,8 @@ pub(crate) struct Best<T> {
     pub(crate) found: T,
     /// What each number comes to.
     pub(crate) sizes: Vec<Size>,
+    /// Numbers of GPUs of whose training failures leave nothing.
+    pub(crate) nothing: Vec<u32>,
     /// Whether numbers are left that were not searched.
     pub(crate) stopped: bool,
 }

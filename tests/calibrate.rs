@@ -242,6 +242,11 @@ fn a_run_is_a_measurement_of_its_plan_and_what_is_none_is_refused() {
     uneven.extend(["--plan", "other.json"]);
     refused(folder, &uneven, &["2 times", "1 times"]);
     plan(folder, "gpu.json", LAYOUTS[0], &[]);
+    refused(
+        folder,
+        &calibrate("gpu.json", "0.001"),
+        &["--measured 0.001", "gpu.json", "compute at their peak"],
+    );
     let mut unlike = calibrate("plan.json", "1.5").to_vec();
     unlike.extend(["--plan", "gpu.json", "--measured", "2.5"]);
     refused(folder, &unlike, &["gpu.json", "h100", "megatron"]);

@@ -146,7 +146,7 @@ fn lower(top: &Keys<'_>) -> Result<Model, ModelError> {
     outer.unwrap_or(found).clone_into(&mut model.model_type);
     model.check().map_err(|broken| ModelError::Value {
         file: top.file().to_owned(),
-        key: format!("{} (of what it describes)", broken.key),
+        key: broken.key,
         found: broken.found,
         expected: broken.expected,
     })?;

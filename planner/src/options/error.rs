@@ -74,10 +74,10 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// The rules that a request breaks, a sentence each, and the nearest legal degrees; nothing where something else
-    /// is wrong.
-    pub fn rules(&self) -> Option<Vec<String>> {
-        let (mut sentences, nearest): (Vec<String>, _) = match self {
+    /// The rules that a request breaks, a sentence each, and one on the nearest legal degrees where there are any; nothing
+    /// where something else is wrong.
+    pub fn rules(&self) -> Option<(Vec<String>, Option<String>)> {
+        let (sentences, nearest) = match self {
             Self::Layout { broken, nearest } => {
                 (broken.iter().map(ToString::to_string).collect(), nearest)
             }
@@ -86,8 +86,7 @@ impl PlanError {
             } => (examples.values().cloned().collect(), nearest),
             _ => return None,
         };
-        sentences.extend(nearest.as_ref().map(nearest_text));
-        Some(sentences)
+        Some((sentences, nearest.as_ref().map(nearest_text)))
     }
 }
 

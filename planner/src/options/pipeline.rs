@@ -80,10 +80,11 @@ fn read(text: &str) -> Result<PipelineLayout, String> {
     }
     let count = |symbol| flat.chars().filter(|&found| found == symbol).count();
     if count('E') != 1 || !flat.starts_with('E') {
-        let found = count('E');
-        return refuse(&format!(
-            "E once, as the first symbol, and there are {found}"
-        ));
+        let found = match count('E') {
+            1 => "it is elsewhere".to_owned(),
+            count => format!("there are {count}"),
+        };
+        return refuse(&format!("E once, as the first symbol, and {found}"));
     }
     let words: Vec<&str> = flat.split('|').collect();
     let last = words.len() - 1;

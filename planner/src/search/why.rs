@@ -48,7 +48,9 @@ pub(super) fn why(
             return Ok(why);
         }
         Err(error) => {
-            why.rules = error.rules().ok_or(error)?;
+            let (rules, nearest) = error.rules().ok_or(error)?;
+            why.rules = rules;
+            why.rules.extend(nearest);
             return Ok(why);
         }
     };

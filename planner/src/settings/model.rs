@@ -66,7 +66,7 @@ pub(super) fn write(model: &Model, seq_len: u64, out: &mut Writer) {
     if !unsaid.is_empty() {
         let names = unsaid.join(", ");
         let what = format!(
-            "no flag of Megatron-LM says what {} has: {names}",
+            "no flags of Megatron-LM are written here for what {} has: {names}",
             model.name
         );
         return out.refuse(what, nearest);

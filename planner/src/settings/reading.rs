@@ -46,6 +46,21 @@ pub fn read(
     given: Option<&Model>,
 ) -> Result<Reading, Vec<Problem>> {
     let mut said = Said::new(settings);
+    for Setting { name, value } in &settings.flags {
+        let is_switch = table::find(name).is_some_and(|known| known.is_switch);
+        if let Value::Words(words) = value
+            && is_switch
+        {
+            let expected = "no value: it is on where it stands, and off where it is absent";
+            said.wrong(name, &words.join(" "), expected);
+        }
+    }
+    if !settings.elsewhere.is_empty() {
+        said.notes.push(format!(
+            "not read, as this file does not say what it stands for: {}",
+            settings.elsewhere.join(" ")
+        ));
+    }
     let model = match given {
         Some(model) => Some(model.clone()),
         None => model::read(&mut said, None),
@@ -136,7 +151,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     let cp_sizes = cp_sizes(said, cp_comm);
     let graphs = graphs(said);
     let fp8_attention = said.on("fp8_dot_product_attention");
-    kernels(said, has_experts);
+    kernels(said, has_experts, target.version);
     let order = if said.on("use_tp_pp_dp_mapping") {
         Order::DP_LAST
     } else {
@@ -409,7 +424,11 @@ fn recompute(said: &mut Said<'_>, layers: u64) -> RecomputePlan {
                 modules.push(*module);
             } else {
                 let known: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
-                said.unable(format!("recomputing {word}"), known.join(", "));
+                if word == "mhc" {
+                    said.unable(format!("recomputing {word}"), known.join(", "));
+                } else {
+                    said.wrong("recompute_modules", word, &known.join(" or "));
+                }
             }
         }
         return Recompute::of(modules).into();
@@ -537,7 +556,14 @@ fn cp_sizes(said: &mut Said<'_>, cp_comm: CpComm) -> Option<[u32; 2]> {
     }
 }
 
-fn kernels(said: &mut Said<'_>, experts: bool) {
+fn kernels(said: &mut Said<'_>, experts: bool, version: Version) {
+    let fuses = said.on("cross_entropy_loss_fusion");
+    if fuses && version == Version::Main && said.word("cross_entropy_fusion_impl") == Some("te") {
+        said.notes.push(
+            "Megatron-LM refuses --cross-entropy-fusion-impl te since June 2026 (pull request 5115); native is what it takes"
+                .to_owned(),
+        );
+    }
     if let Some(other) = said
         .word("transformer_impl")
         .filter(|word| *word != "transformer_engine")

@@ -175,6 +175,11 @@ impl<'a> Rules<'a> {
             "--recompute-modules without it",
         );
         self.rule(
+            self.on("fine_grained_activation_offloading") && !self.there("offload_modules"),
+            "--fine-grained-activation-offloading needs modules to offload",
+            "--offload-modules core_attn",
+        );
+        self.rule(
             self.on("distribute_saved_activations") && self.on("sequence_parallel"),
             "--distribute-saved-activations does not go with --sequence-parallel",
             "one of them",
@@ -376,6 +381,20 @@ impl<'a> Rules<'a> {
             "--fp4-param-gather needs FP4",
             "--fp4-format e2m1",
         );
+        let offloads = self.on("optimizer_cpu_offload");
+        self.rule(
+            offloads && !self.on("use_precision_aware_optimizer"),
+            "--optimizer-cpu-offload needs the precision-aware optimizer",
+            "--use-precision-aware-optimizer",
+        );
+        let delayed = self
+            .word("fp8_recipe")
+            .is_none_or(|recipe| recipe == "delayed");
+        self.rule(
+            offloads && self.on("fp8_param_gather") && !delayed,
+            "--optimizer-cpu-offload goes with --fp8-param-gather under delayed scaling alone",
+            "settings without --fp8-param-gather, or --fp8-recipe delayed",
+        );
         let narrow = self.word("main_grads_dtype") == Some("bf16");
         self.rule(
             narrow && self.on("accumulate_allreduce_grads_in_fp32"),
@@ -503,6 +522,12 @@ impl<'a> Rules<'a> {
             graphs && whole && !self.on("no_check_for_nan_in_loss_and_grad"),
             "a graph of the whole iteration leaves no place to look for NaN",
             "--no-check-for-nan-in-loss-and-grad",
+        );
+        let modules = self.there("cuda_graph_modules");
+        self.rule(
+            modules && self.word("cuda_graph_impl") == Some("full_iteration"),
+            "a graph of the whole iteration has no modules",
+            "--cuda-graph-impl full_iteration without --cuda-graph-modules",
         );
         let [router, preprocess, moe, mlp, attn] =
             ["moe_router", "moe_preprocess", "moe", "mlp", "attn"].map(|word| {

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::table;
 use super::text::{Settings, SettingsFileError, Value, name};
 
 /// Variables of a launcher: they place ranks, and are no settings.
@@ -130,10 +131,14 @@ impl Script {
             }
             return;
         }
+        let words = without_redirections(words);
         if words.is_empty() {
             return;
         }
-        let words: Vec<String> = words.iter().flat_map(|word| self.expand(word)).collect();
+        let words: Vec<String> = words
+            .into_iter()
+            .flat_map(|word| self.expand(word))
+            .collect();
         let own = words.iter().position(|word| {
             let ending = Path::new(word).extension();
             ending.is_some_and(|ending| ending == "py")
@@ -296,6 +301,32 @@ impl Script {
     }
 }
 
+/// The words of a command but those that say where it reads and writes: `> log`, `2>log`, `< data`.
+fn without_redirections(command: &[Word]) -> Vec<&Word> {
+    let mut kept = Vec::new();
+    let mut words = command.iter();
+    while let Some(word) = words.next() {
+        let begins = match word.parts.first() {
+            Some(Part::Open(text, false)) => text.trim_start_matches(|c: char| c.is_ascii_digit()),
+            _ => "",
+        };
+        let target = begins.trim_start_matches(['<', '>']);
+        if target.len() == begins.len() {
+            kept.push(word);
+        } else if target.is_empty() && word.parts.len() == 1 {
+            words.next();
+        }
+    }
+    kept
+}
+
+/// Whether a word stands for the arguments of the script.
+fn is_of_caller(word: &str) -> bool {
+    let name = word.strip_prefix('$').unwrap_or_default();
+    let name = name.strip_prefix('{').unwrap_or(name);
+    name.starts_with(['@', '*'])
+}
+
 /// Whether the first word of a command assigns an array.
 fn command_array(command: &[Word]) -> Option<bool> {
     let assigned = command.iter().find_map(assignment)?;
@@ -316,8 +347,13 @@ fn say(words: &[String], settings: &mut Settings) {
             None => (word, None),
         };
         let mut values: Vec<String> = joined.into_iter().collect();
+        let takes_none = table::find(&name(own)).is_some_and(|known| known.is_switch);
         while let Some(value) = words.get(at).filter(|word| !word.starts_with("--")) {
-            values.push(value.clone());
+            if is_of_caller(value) || (takes_none && value.contains('$')) {
+                settings.elsewhere.push(value.clone());
+            } else {
+                values.push(value.clone());
+            }
             at += 1;
         }
         let value = if values.is_empty() {
@@ -624,6 +660,24 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
     --tensor-model-parallel-size ${TP} --load "${LOAD}/x" --lr=1e-4 \
     --recompute-modules mlp "moe_act" > log 2>&1
 "#;
+        let tail = |tail: &str| {
+            let read = parse(&script.replace("> log 2>&1", tail));
+            (read.get("recompute_modules").cloned(), read.elsewhere)
+        };
+        for (said, elsewhere) in [
+            ("> log 2>&1", &[][..]),
+            ("2>&1 | tee log", &[]),
+            ("2>> errors.txt >log < data", &[]),
+            ("\"$@\"", &["$@"]),
+            ("${@:2} >\"$LOG\"", &["${@:2}"]),
+        ] {
+            let (modules, found) = tail(said);
+            assert_eq!(modules, Some(words(&["mlp", "moe_act"])), "{said}");
+            assert_eq!(found, elsewhere, "{said}");
+        }
+        let read = parse("--lr 1 --bf16 $MORE --swiglu 2>&1 | tee log\n");
+        assert!(read.is_on("bf16") && read.is_on("swiglu"));
+        assert_eq!(read.elsewhere, ["$MORE"]);
         let read = parse(script);
         assert_eq!(read.variable("CUDA_DEVICE_MAX_CONNECTIONS"), Some("1"));
         assert_eq!(read.variable("OTHER"), Some("a b"));
@@ -644,10 +698,6 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
             assert_eq!(read.get(name), Some(&value), "{name}");
         }
         assert_eq!(read.get("nproc_per_node"), None);
-        let Some(Value::Words(modules)) = read.get("recompute_modules") else {
-            panic!("modules");
-        };
-        assert_eq!(modules[..2], ["mlp", "moe_act"]);
     }
 
     fn parse(text: &str) -> Settings {

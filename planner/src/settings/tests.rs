@@ -578,6 +578,30 @@ const WRONG: &[[&str; 4]] = &[
         "--num-layers: found `many`, expected a whole number",
     ],
     ["qwen", "num_layers", "$L", "`$L` holds a variable"],
+    [
+        "qwen",
+        "overlap_grad_reduce",
+        "true",
+        "--overlap-grad-reduce: found `true`, expected no value",
+    ],
+    [
+        "qwen",
+        "optimizer_cpu_offload",
+        "on",
+        "needs the precision-aware optimizer",
+    ],
+    [
+        "qwen",
+        "fine_grained_activation_offloading",
+        "on",
+        "needs modules to offload",
+    ],
+    [
+        "deepseek",
+        "recompute_modules",
+        "core_atn",
+        "--recompute-modules: found `core_atn`, expected core_attn or",
+    ],
     ["qwen", "num_layers", "", "--num-layers is missing"],
     [
         "qwen",

@@ -61,6 +61,8 @@ pub struct Settings {
     pub env: Vec<(String, String)>,
     /// Flags.
     pub flags: Vec<Setting>,
+    /// Words beside flags that the file does not hold: the arguments of its script, and variables that it does not assign.
+    pub elsewhere: Vec<String>,
 }
 
 impl Settings {

@@ -272,8 +272,14 @@ fn write_kernels(job: &Job, experts: bool, out: &mut Writer) {
     }
     out.on("cross_entropy_loss_fusion");
     out.because("prices presume it");
-    out.set("cross_entropy_fusion_impl", "te");
-    out.because("prices presume it");
+    // Main refuses Transformer Engine's since pull request 5115 of June 2026.
+    if out.version == Version::Main {
+        out.set("cross_entropy_fusion_impl", "native");
+        out.because("the one that Megatron-LM takes");
+    } else {
+        out.set("cross_entropy_fusion_impl", "te");
+        out.because("prices presume it");
+    }
 }
 
 fn write_precision(job: &Job, out: &mut Writer) {
@@ -364,9 +370,16 @@ fn write_optimizer(job: &Job, out: &mut Writer) {
         out.because("so many parts of the replicas");
     }
     let narrow = options.optimizer == Optimizer::AdamBf16Moments;
-    if narrow {
+    let offloads = !options.optimizer_offload.is_none();
+    if narrow || offloads {
         out.on("use_precision_aware_optimizer");
-        out.because("for types of state other than fp32");
+        out.because(if narrow {
+            "for types of state other than fp32"
+        } else {
+            "which offload to the CPU is part of"
+        });
+    }
+    if narrow {
         out.set("exp_avg_dtype", "bf16");
         out.because("half of the first moment");
         out.set("exp_avg_sq_dtype", "bf16");
@@ -378,7 +391,7 @@ fn write_optimizer(job: &Job, out: &mut Writer) {
             "--masters fp32",
         );
     }
-    if !options.optimizer_offload.is_none() {
+    if offloads {
         out.on("optimizer_cpu_offload");
         out.because("a share of masters and moments rests on the host");
         out.set("optimizer_offload_fraction", &options.optimizer_offload.0);
@@ -598,11 +611,15 @@ fn write_environment(job: &Job, cluster: &Cluster, version: Version, out: &mut W
     set("CUDA_DEVICE_MAX_CONNECTIONS", connections, why);
     let graphs = !options.fixed_graphs().is_none();
     if !graphs || version == Version::Main {
-        set(
-            "PYTORCH_CUDA_ALLOC_CONF",
-            "expandable_segments:True",
-            "no memory lost between blocks",
-        );
+        let (segments, why) = if options.fixed_graphs().is_whole() {
+            (
+                "expandable_segments:True,graph_capture_record_stream_reuse:True",
+                "no memory lost between blocks, nor inside of a graph",
+            )
+        } else {
+            ("expandable_segments:True", "no memory lost between blocks")
+        };
+        set("PYTORCH_CUDA_ALLOC_CONF", segments, why);
     }
     if graphs {
         set(
@@ -628,6 +645,13 @@ fn write_environment(job: &Job, cluster: &Cluster, version: Version, out: &mut W
     );
     set("NVTE_NORM_FWD_USE_CUDNN", "1", "faster norms");
     set("NVTE_NORM_BWD_USE_CUDNN", "1", "faster norms");
+    if !options.offload.unwrap_or(Offload::NONE).is_none() {
+        set(
+            "NVTE_CPU_OFFLOAD_V1",
+            "1",
+            "offloaded activations, which Megatron-LM checks from Transformer Engine 2.10 on",
+        );
+    }
     if options.dispatcher == Some(Dispatcher::Hybridep) && job.model.num_moe_layers() > 0 {
         let ep = options.pins.ep.unwrap_or(1) * options.pins.etp.unwrap_or(1);
         let domain = cluster.gpus_per_domain;
@@ -679,6 +703,7 @@ pub(super) fn merged(base: &Settings, own: &Written, plan: &Written) -> Written 
     let mut settings = Settings {
         env: base.env.clone(),
         flags: base.flags.clone(),
+        elsewhere: base.elsewhere.clone(),
     };
     let mut remarks = Vec::new();
     for facet in Facet::ALL {

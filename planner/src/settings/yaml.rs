@@ -11,6 +11,16 @@ enum Section {
     Other,
 }
 
+/// What YAML 1.1 reads as true where it is not quoted.
+const ON: [&str; 9] = [
+    "true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON",
+];
+
+/// The same of false.
+const OFF: [&str; 9] = [
+    "false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF",
+];
+
 /// Whether a text is of this form: its first line that says anything is a key.
 pub(super) fn begins(text: &str) -> bool {
     let mut lines = text.lines().map(str::trim);
@@ -83,9 +93,9 @@ pub(super) fn parse(path: &str, text: &str) -> Result<Settings, SettingsFileErro
             Section::Args => {
                 let key = name(key);
                 let value = match rest {
-                    "true" | "True" => Value::On,
-                    "false" | "False" => Value::Off,
-                    "null" | "~" => continue,
+                    "null" | "Null" | "NULL" | "~" => continue,
+                    word if ON.contains(&word) => Value::On,
+                    word if OFF.contains(&word) => Value::Off,
                     "" => {
                         list = Some(key.clone());
                         Value::Words(Vec::new())
@@ -199,6 +209,18 @@ mod tests {
         assert_eq!(read.get("nothing"), None);
         assert_eq!(read.get("also"), None);
         assert_eq!(read.flags.len(), 7);
+        for (word, value) in [
+            ("yes", Value::On),
+            ("TRUE", Value::On),
+            ("on", Value::On),
+            ("No", Value::Off),
+            ("OFF", Value::Off),
+            ("'true'", Value::word("true")),
+            ("1", Value::word("1")),
+        ] {
+            let read = parse("a.yaml", &format!("ARGS:\n  bf16: {word}\n")).expect(word);
+            assert_eq!(read.get("bf16"), Some(&value), "{word}");
+        }
         let dashes = parse("b.yaml", "MODEL_ARGS:\n  --num-layers: 4\n  --bf16: true\n");
         let dashes = dashes.expect("reads");
         assert!(dashes.is_on("bf16") && dashes.get("num_layers").is_some());
