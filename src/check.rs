@@ -225,6 +225,7 @@ impl Case<'_> {
                     let refusal = |error: Box<PlanError>| crate::plan::refusal(*error);
                     Some((found.map_err(refusal)?, false))
                 }
+                error @ PlanError::Hosts { .. } => return Err(crate::plan::refusal(error)),
                 error => {
                     let Some((rules, degrees)) = error.rules() else {
                         let message = format!("{:#}", anyhow::Error::from(error));
@@ -375,7 +376,10 @@ const OPTIONS: [(&str, &str); 33] = [
         "`cuda_graph` full_iteration",
         "--cuda-graph-impl full_iteration",
     ),
-    ("`cuda_graph`", "--cuda-graph-modules"),
+    (
+        "`cuda_graph`",
+        "--cuda-graph-modules (before main --cuda-graph-scope)",
+    ),
     ("`rank_order`", "the order of ranks"),
     ("`recompute`", "--recompute-modules"),
     ("`offload`", "--offload-modules"),
@@ -462,7 +466,7 @@ fn text(checked: &Checked<'_>, reading: &Reading) -> String {
         out.push_str("Legal.\n");
     } else if checked.broken.is_empty() {
         out.push_str(
-            "Legal, but for unknown flags, which Megatron-LM refuses where it has them not.\n",
+            "Legal, but for unknown flags: Megatron-LM refuses those that it does not have.\n",
         );
     } else {
         let _ = writeln!(

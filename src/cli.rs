@@ -98,6 +98,7 @@ pub(crate) enum Verb {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct PlanArgs {
     /// Preset name, a Hugging Face config.json, or a directory that holds one
     #[arg(long)]
@@ -278,6 +279,7 @@ pub(crate) struct ExportArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct CheckArgs {
     /// A command line, a shell script or YAML with flags of Megatron-LM
     #[arg(value_name = "SETTINGS")]
@@ -306,6 +308,7 @@ pub(crate) struct CheckArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct ExecuteArgs {
     /// The plan to run
     pub(crate) plan: PathBuf,
@@ -554,6 +557,7 @@ pub(crate) enum Launch {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct ProfileArgs {
     /// Measure at the shapes this model needs (preset, config.json or directory) [default: a sweep]
     #[arg(long)]
@@ -632,6 +636,7 @@ pub(crate) struct CompareArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct CalibrateArgs {
     /// The plan of a measured step; as many times as --measured, in the same order
     #[arg(long, required = true)]
@@ -648,6 +653,7 @@ pub(crate) struct CalibrateArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct ValidateArgs {
     /// Measurements as comma-separated lines, in the format of the shipped ones
     /// [default: the published measurements that ship with the program]
@@ -744,6 +750,7 @@ pub(crate) enum Form {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct QuickstartArgs {
     /// Directory to write everything to; must not exist or be empty [default: runs/quickstart, numbered]
     #[arg(long)]
@@ -760,6 +767,7 @@ pub(crate) struct QuickstartArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct GroupsArgs {
     /// Ranks of the job
     #[arg(long)]
@@ -785,6 +793,7 @@ pub(crate) struct ClustersArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct BenchArgs {
     /// Preset name, a Hugging Face config.json, or a directory that holds one
     #[arg(long, default_value = "bench-qwen3-moe")]

@@ -600,6 +600,13 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     let layout = args.layout.unwrap_or_default();
     options.pins = layout.degrees;
     options.dispatcher = args.dispatcher.0;
+    if let (Some(said), Some(other)) = (layout.order, args.rank_order.0)
+        && said != other
+    {
+        return Err(Failure::Request(anyhow!(
+            "--layout says the order of ranks {said}, and --rank-order {other}; give one of them"
+        )));
+    }
     options.order = layout.order.or(args.rank_order.0);
     options.cp_comm = layout.cp_comm.or(args.cp_comm_type.0);
     if let [inside, outside] = args.hierarchical_context_parallel_sizes[..] {
@@ -650,7 +657,10 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
 
 /// Nothing feasible is an answer of its own; everything else is a bad request.
 pub(crate) fn refusal(error: PlanError) -> Failure {
-    let infeasible = matches!(error, PlanError::Infeasible { .. });
+    let infeasible = matches!(
+        error,
+        PlanError::Infeasible { .. } | PlanError::Hosts { .. }
+    );
     let message = format!("{:#}", anyhow::Error::from(error));
     let error = anyhow!(flags::in_words_of_flags(&message));
     if infeasible {

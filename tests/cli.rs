@@ -340,9 +340,8 @@ fn a_search_has_as_long_as_it_is_given() {
         &["--time-limit 0.000000001", "no plan was found", "--layout"],
     );
     for wrong in ["0", "-1", "inf"] {
-        let limit = format!("--time-limit={wrong}");
         refused(
-            &mixtral(&[&limit]),
+            &mixtral(&["--time-limit", wrong]),
             2,
             &["--time-limit", wrong, "expected seconds above 0"],
         );

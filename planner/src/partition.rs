@@ -238,8 +238,7 @@ pub fn proportional(weights: &Weights, stages: u32) -> Option<Vec<Vec<u32>>> {
 /// follow each other; layers between move on. The last alone may be left without any.
 pub fn moves(stages: &[Vec<u32>]) -> Vec<Vec<Vec<u32>>> {
     let last = stages.len().saturating_sub(1);
-    let cuts = positions(stages);
-    let mut moved = Vec::new();
+    let mut all = Vec::new();
     for source in (0..=last).filter(|&stage| stages[stage].len() > usize::from(stage != last)) {
         let is_near = |&target: &usize| {
             let ends = [0, last];
@@ -249,12 +248,17 @@ pub fn moves(stages: &[Vec<u32>]) -> Vec<Vec<Vec<u32>>> {
             .filter(|target| *target != source)
             .filter(is_near)
         {
-            let mut cuts = cuts.clone();
-            balance::shift(&mut cuts, source, target);
-            moved.push(held_by(&cuts));
+            all.push(moved(stages, source, target));
         }
     }
-    moved
+    all
+}
+
+/// Stages with a layer less in one and one more in another; layers between move on.
+pub fn moved(stages: &[Vec<u32>], source: usize, target: usize) -> Vec<Vec<u32>> {
+    let mut cuts = positions(stages);
+    balance::shift(&mut cuts, source, target);
+    held_by(&cuts)
 }
 
 /// Where stages begin, and where the last ends.

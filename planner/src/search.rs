@@ -162,17 +162,13 @@ fn answered(asked: &Asked<'_>, (priced, mut search): (Vec<Priced>, SearchRecord)
     }
 }
 
-/// What prices are of what is asked: the slowest GPU, stages as far apart as the job is wide, loads that are known, and products whose scale is of whole tensors.
+/// What prices are of what is asked: the slowest GPU, loads that are known, and products whose scale is of whole tensors.
 fn prices<'c>(
     costs: &'c Costs,
     options: &SearchOptions,
     (cluster, gpus): (&Cluster, u32),
 ) -> Cow<'c, Costs> {
     let mut costs = Cow::Borrowed(costs);
-    if !cluster.oversubscription.is_empty() {
-        let domains = gpus.div_ceil(cluster.gpus_per_domain);
-        costs = Cow::Owned(costs.into_owned().over_domains(domains));
-    }
     let slowest = cluster.slowest_of(gpus);
     if slowest > 1.0 {
         costs = Cow::Owned(costs.into_owned().of_slowest(slowest));

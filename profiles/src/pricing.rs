@@ -264,12 +264,15 @@ impl Costs {
         Self { slowest, ..self }
     }
 
-    /// The same for a job over so many NVLink domains: how far apart stages of a pipeline lie below switches that are slower than
-    /// what is behind them.
-    #[must_use]
-    pub fn over_domains(mut self, domains: u32) -> Self {
-        self.shipped.network = self.shipped.network.over(domains);
-        self
+    /// A message between stages of a pipeline that reaches over so many NVLink domains. Where messages were measured, they passed
+    /// the switches that there are.
+    pub fn message(&self, message: &Collective, domains: u32) -> Cost {
+        let cost = self.collective(message);
+        if cost.source == Source::Extrapolated {
+            cost.times(self.shipped.network.farther(message, domains))
+        } else {
+            cost
+        }
     }
 
     /// Ranks for each core, where profiles are of a CPU with too few: a rank whose peers wait then has a core

@@ -47,6 +47,21 @@ pub enum PlanError {
         /// What is possible.
         limit: String,
     },
+    /// A share of the optimizer that hosts have no room for under any layout.
+    #[error(
+        "nothing is feasible: `optimizer_offload_fraction` {share} takes {least_gib:.1} GiB of each node's memory at least, \
+         and {cluster} has {there_gib:.1} (`host_memory_gib`); a smaller share may fit, or more nodes"
+    )]
+    Hosts {
+        /// The share.
+        share: f64,
+        /// Memory of a node that it takes at least, GiB.
+        least_gib: f64,
+        /// What a node has, GiB.
+        there_gib: f64,
+        /// The cluster.
+        cluster: String,
+    },
     /// A file that cannot be used.
     #[error("{path}: {problem}")]
     File {

@@ -178,16 +178,31 @@ impl Routing {
                 ),
             ));
         }
-        match self.experts {
-            Some(found) if found as u64 != moe.experts => Err(refuse(
+        if let Some(found) = self.experts.filter(|found| *found as u64 != moe.experts) {
+            return Err(refuse(
                 &self.source,
                 format!(
                     "has {found} numbers; expected {}, one for each expert of {}",
                     moe.experts, model.name
                 ),
-            )),
-            _ => Ok(()),
+            ));
         }
+        let shares = self.shares.iter().flatten();
+        let largest = shares.copied().fold(0.0, f64::max);
+        let most = 1.0 / moe.topk as f64;
+        if largest > most * (1.0 + 1e-6) {
+            return Err(refuse(
+                &self.source,
+                format!(
+                    "gives one expert {:.1} % of all; expected at most {:.1}, as each token of {} goes to {} of them",
+                    100.0 * largest,
+                    100.0 * most,
+                    model.name,
+                    moe.topk
+                ),
+            ));
+        }
+        Ok(())
     }
 
     /// The list of the `index`-th MoE layer.
@@ -257,6 +272,8 @@ impl Gathered {
             }
             let total: f64 = tokens.iter().sum();
             if !total.is_finite() || total <= 0.0 {
+                // The sum of none is -0.
+                let total = total + 0.0;
                 return Err(refuse(
                     source,
                     format!("list {layer} sums to {total}; expected a finite number above 0"),

@@ -79,48 +79,24 @@ pub(super) fn around(
     (plans, search)
 }
 
-/// Tries virtual stages and microbatches that [`crate::rules::space`] leaves out while other degrees are open, at the degrees of
-/// the best, and of the others whose layers may be moved.
+/// Tries virtual stages and microbatches that [`crate::rules::space`] leaves out while other degrees are open.
 fn degrees(asked: &Asked<'_>, plan: &Search, plans: &mut Vec<Priced>, search: &mut SearchRecord) {
     let own = asked.options.pins;
-    if own.names_ranks() {
+    let best = plans[0].plan.layout.pinned();
+    let pins = PartialDegrees {
+        vpp: own.vpp,
+        mbs: own.mbs,
+        ..best
+    };
+    if own.names_ranks() || pins == best {
         return;
     }
-    let score = |priced: &Priced| priced.plan.predicted.score(asked.options.objective);
-    let mut tried = Vec::new();
-    let mut place = 0;
-    while place < plans.len() && tried.len() < MOVED {
-        let best = plans[place].plan.layout.pinned();
-        let pins = PartialDegrees {
-            vpp: own.vpp,
-            mbs: own.mbs,
-            ..best
-        };
-        let may_win = place == 0 || (may_move(asked.options) && is_close(plans, place));
-        if pins != best && may_win && !tried.contains(&pins) {
-            tried.push(pins);
-            let below = score(&plans[place]);
-            if let Some((found, record)) = priced(asked, plan, below, pins, &[]) {
-                if place == 0 {
-                    (search.optimal, search.gap) = (record.optimal, record.gap);
-                    plans.insert(0, found);
-                    place += 1;
-                } else {
-                    plans[place] = found;
-                }
-            }
-        }
-        place += 1;
-    }
-}
-
-/// Whether a plan may come to be the best when its layers are moved.
-fn is_close(plans: &[Priced], place: usize) -> bool {
-    let close = match plans[place].plan.layout.vpp {
-        1 => CLOSE_OF_ONE_STAGE,
-        _ => CLOSE,
+    let score = plans[0].plan.predicted.score(asked.options.objective);
+    let Some((found, record)) = priced(asked, plan, score, pins, &[]) else {
+        return;
     };
-    step_s(&plans[place]) <= (1.0 + close) * step_s(&plans[0])
+    (search.optimal, search.gap) = (record.optimal, record.gap);
+    plans.insert(0, found);
 }
 
 /// Moves layers of the first plans between stages. Splits are balanced by what ranks are sure to take ([`crate::partition`]); what
@@ -140,8 +116,13 @@ fn stages(
     let mut floor_s = (1.0 - search.gap) * step_s(&plans[0]);
     for place in 0..plans.len().min(MOVED) {
         let layout = plans[place].plan.layout;
+        let close = match layout.vpp {
+            1 => CLOSE_OF_ONE_STAGE,
+            _ => CLOSE,
+        };
+        let is_close = step_s(&plans[place]) <= (1.0 + close) * step_s(&plans[0]);
         let is_proven = place == 0 && search.optimal;
-        if is_proven || !is_close(plans, place) {
+        if !is_close || is_proven {
             continue;
         }
         let pins = layout.pinned();

@@ -7,6 +7,7 @@ mod rank;
 
 use std::iter::repeat_n;
 
+use moefold_profiles::cost::Cost;
 use moefold_profiles::units::{Bytes, Seconds, Span};
 use moefold_profiles::{ByClass, Collective, CollectiveKind};
 
@@ -15,7 +16,7 @@ use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use super::sharded::Waits;
 use crate::choice::{ScheduleName, StackName};
-use crate::layout::Layout;
+use crate::layout::{Layout, Order};
 use crate::mesh::{GroupKind, placement};
 use crate::partition::{self, Weights};
 use crate::price::lengthened;
@@ -273,9 +274,8 @@ impl StageSplit {
             let weight = (0..stages).map(|stage| Seconds(self.weight_s(shape, stage)).to_span());
             self.fixed.weight = Some(weight.collect());
         }
-        if let Some(message) = message(case) {
-            let hop = question.costs.collective(&message).time.to_span();
-            self.fixed.hop = vec![hop; stages - 1];
+        if let Some((_, cost)) = message(case) {
+            self.fixed.hop = vec![cost.time.to_span(); stages - 1];
         }
         // Interleaved stages send under other chunks' work; plain 1F1B waits for its messages.
         let stack = &question.stack;
@@ -528,21 +528,33 @@ fn add_waits(times: &mut StageTimes, rank: usize, waits: &Waits) {
     times.last_backward[rank] += span(waits.last_backward);
 }
 
-/// A message between neighbouring stages: the residual stream of a rank's tokens.
-pub(crate) fn message(case: Case<'_>) -> Option<Collective> {
+/// A message between neighbouring stages, the residual stream of a rank's tokens, and its price.
+pub(crate) fn message(case: Case<'_>) -> Option<(Collective, Cost)> {
     let Case {
         question,
         layout,
         shape,
         ..
     } = case;
-    let pp = placement(layout, GroupKind::Pp, question.cluster);
+    let cluster = question.cluster;
+    let pp = placement(layout, GroupKind::Pp, cluster);
+    if pp.ranks == 1 {
+        return None;
+    }
     let elements =
         shape.local.tokens_local * question.model.hidden * question.model.residual_streams;
-    (pp.ranks > 1).then(|| Collective {
+    let message = Collective {
         kind: CollectiveKind::SendRecv,
         bytes: question.options.precision.activation().bytes(elements),
         ranks: 2,
         ranks_per_domain: pp.ranks_per_domain.min(2),
-    })
+    };
+    // From its first rank to its last.
+    let replicas = if layout.order() == Order::DP_LAST {
+        layout.dp()
+    } else {
+        1
+    };
+    let domains = (layout.gpus() / replicas).div_ceil(cluster.gpus_per_domain);
+    Some((message, question.costs.message(&message, domains)))
 }

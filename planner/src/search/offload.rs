@@ -82,19 +82,17 @@ pub(super) fn fits_on_hosts(question: &Question<'_>, gpus: u32) -> Result<(), Pl
     let (cluster, share) = (question.cluster, question.options.optimizer_offload.0);
     let states = count::params(question.model).total() as f64 * question.state_bytes().sharded;
     // Shares are rounded to a few elements of each family.
-    let of_node = 0.999 * share * states / f64::from(gpus) * f64::from(cluster.gpus_per_node);
+    let of_node = f64::from(cluster.gpus_per_node.min(gpus)) / f64::from(gpus);
+    let of_node = 0.999 * share * states * of_node;
     let least_gib = Bytes(of_node as u64).gib();
     let there_gib = cluster.host_memory_gib;
     if cluster.gpu.is_cpu() || least_gib <= there_gib {
         return Ok(());
     }
-    Err(PlanError::Unable {
-        what: format!("`optimizer_offload_fraction` {share}"),
-        limit: format!(
-            "that is {least_gib:.1} GiB of each node's memory at least, and {} has {there_gib:.1} (`host_memory_gib`); a share \
-             of {:.2} may fit, or more nodes",
-            cluster.name,
-            (share * there_gib / least_gib * 100.0).floor() / 100.0
-        ),
+    Err(PlanError::Hosts {
+        share,
+        least_gib,
+        there_gib,
+        cluster: cluster.name.clone(),
     })
 }

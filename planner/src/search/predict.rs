@@ -292,7 +292,7 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
             price::add_busy(&mut busy, lowered.again(0), question.costs, times);
         }
     }
-    if let Some(message) = message(choice.case(question)) {
+    if let Some((message, cost)) = message(choice.case(question)) {
         // Both ways over each of its boundaries, sent or received.
         let places = choice.layout.places();
         let boundaries = |stage: usize| {
@@ -302,7 +302,7 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
         let boundaries: u32 = own(choice.layout, rank).map(boundaries).sum();
         let total = busy.entry(message.kind.stem().to_owned()).or_default();
         let calls = 2.0 * f64::from(boundaries) * microbatches;
-        total.add(question.costs.collective(&message), calls);
+        total.add(cost, calls);
     }
     let work = &choice.split.ends[rank].work;
     let at_once = work.optimizer.iter().map(|op| (op, 1.0));

@@ -155,10 +155,12 @@ fn computes(cluster: &Cluster, precision: Precision) -> Result<(), PlanError> {
     if gpu.peak(compute).is_none() {
         return unable(format!("{} does not compute in {compute}", gpu.name));
     }
-    // Transformer Engine asks for a compute capability of 10 (`check_mxfp8_support`).
-    let arch = gpu.arch.strip_prefix("sm_").unwrap_or_default();
-    let arch = arch.trim_end_matches(|c: char| c.is_ascii_lowercase());
-    if precision == Precision::Mxfp8 && arch.parse().is_ok_and(|arch: u32| arch < 100) {
+    // Transformer Engine asks for a compute capability of 10 (`check_mxfp8_support`); of AMD's, CDNA 4 has such products.
+    let sm = gpu.arch.strip_prefix("sm_").unwrap_or_default();
+    let sm = sm.trim_end_matches(|c: char| c.is_ascii_lowercase());
+    let is_older = sm.parse().is_ok_and(|sm: u32| sm < 100)
+        || (gpu.arch.starts_with("gfx") && !gpu.arch.starts_with("gfx95"));
+    if precision == Precision::Mxfp8 && is_older {
         return unable(format!(
             "{} has no products with a scale for 32 values; it has fp8, fp8-delayed and fp8-blockwise",
             gpu.name

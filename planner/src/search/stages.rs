@@ -294,7 +294,7 @@ fn of_cuts<T>(
         last: *last,
         ..both
     });
-    let message = message(case).map_or(0.0, |message| question.costs.collective(&message).time.0);
+    let message = message(case).map_or(0.0, |(_, cost)| cost.time.0);
     let step = OneStageEach {
         both,
         forward: parts[0],
@@ -331,9 +331,16 @@ pub(crate) fn split_with_room(
     let capacity = question.capacity();
     let mut most = room.most(Of::Choice(sets));
     let several = layout.vpp() > 1;
+    let fits_as = |stages: &[Vec<u32>], taken: &[ByClass<Bytes>]| {
+        let split = eased(case, sets, occupancies, (stages, taken))?;
+        (split.bound(case, sets).seconds().0 < below_s).then_some(split)
+    };
     let mut stages = split.stages.clone();
     if several {
         let taken = known.unwrap_or_else(|| split.memory(case, sets, occupancies));
+        if let Some(split) = fits_as(&stages, &taken) {
+            return Some(split);
+        }
         most.lower_full(layout, &stages, &taken, capacity)?;
     }
     let layers = layer_weights(case, sets);
@@ -363,9 +370,42 @@ pub(crate) fn split_with_room(
         if peak(&memory) <= capacity {
             return Some(split);
         }
+        if several && let Some(split) = fits_as(&stages, &memory) {
+            return Some(split);
+        }
         most.lower_full(layout, &stages, &memory, capacity)?;
     }
     None
+}
+
+/// Stages that have room with as many layers on each rank: those of a rank that is too full go from its first stages, whose
+/// activations more microbatches hold at once, to its last. `taken` is what ranks take before. None where that does not help.
+fn eased(
+    case: Case<'_>,
+    sets: &Sets,
+    occupancies: &[Vec<Occupancy>],
+    (stages, taken): (&[Vec<u32>], &[ByClass<Bytes>]),
+) -> Option<StageSplit> {
+    let capacity = case.question.capacity();
+    let mut stages = stages.to_vec();
+    let mut taken = taken.to_vec();
+    loop {
+        let full = taken.iter().position(|rank| rank.total() > capacity)?;
+        let own = case.layout.places().of_rank(full as u32);
+        let own: Vec<usize> = own.map(|stage| stage as usize).collect();
+        let (last, before) = own.split_last()?;
+        let first = before.iter().find(|&&stage| stages[stage].len() > 1)?;
+        stages = partition::moved(&stages, *first, *last);
+        let split = StageSplit::new(case, stages.clone());
+        let now = split.memory(case, sets, occupancies);
+        if now[full].total() >= taken[full].total() {
+            return None;
+        }
+        if peak(&now) <= capacity {
+            return Some(split);
+        }
+        taken = now;
+    }
 }
 
 #[cfg(test)]

@@ -76,6 +76,7 @@ fn untried(asked: &Asked<'_>, held: Held, first: &PlannedLayout) -> Untried {
             peak_gib = least_memory(asked).map(|least| least.peak_gib);
             fits = Some(false);
         }
+        Some(Err(PlanError::Hosts { .. })) => fits = Some(false),
         // Stopped, or not legal for these degrees.
         _ => {}
     }

@@ -404,9 +404,11 @@ impl Walker<'_> {
     }
 
     fn message(&mut self) {
-        if let Some(message) = super::candidate::message(self.case) {
-            // Passes begin when their message is there.
-            self.start("pp", message, None, Category::PpComm, At::default());
+        if let Some((message, cost)) = super::candidate::message(self.case) {
+            // Passes begin when their message is there. How far it goes the message itself does not say.
+            let levels = &self.case.question.cluster.oversubscription;
+            let seconds = (!levels.is_empty()).then_some(cost.time);
+            self.start("pp", message, seconds, Category::PpComm, At::default());
         }
     }
 

@@ -54,7 +54,8 @@ pub(super) fn why(
             return Ok(why);
         }
     };
-    let place = found.iter().position(|plan| plan.layout == own.layout);
+    let places = |plan: &PlannedLayout| (plan.layout, plan.cp_comm_type, plan.rank_order);
+    let place = found.iter().position(|plan| places(plan) == places(&own));
     let last_s = found.last().map(|last| last.predicted.step_s);
     let step_s = own.predicted.step_s;
     why.verdict = match place {

@@ -205,8 +205,11 @@ impl Script {
                     words.last_mut().expect("never empty").push_str(&text);
                 }
                 Part::Open(text, false) => {
+                    let is_held = text.contains('$');
                     let text = self.substitute(text);
-                    let mut pieces = text.split_whitespace();
+                    // Commands that a variable holds are told apart where it is evaluated.
+                    let goes_on = |piece: &&str| !(is_held && ends_command(piece));
+                    let mut pieces = text.split_whitespace().take_while(goes_on);
                     if let Some(first) = pieces.next() {
                         any = true;
                         if text.starts_with(char::is_whitespace)
@@ -320,6 +323,12 @@ fn without_redirections(command: &[Word]) -> Vec<&Word> {
     kept
 }
 
+/// Whether a word is no more of a command: one that joins it to another, or says where it writes.
+fn ends_command(word: &str) -> bool {
+    let begins = word.trim_start_matches(|c: char| c.is_ascii_digit());
+    ["|", "||", "&", "&&", ";"].contains(&word) || begins.starts_with('>')
+}
+
 /// Whether a word stands for the arguments of the script.
 fn is_of_caller(word: &str) -> bool {
     let name = word.strip_prefix('$').unwrap_or_default();
@@ -338,6 +347,9 @@ fn say(words: &[String], settings: &mut Settings) {
     let mut at = 0;
     while at < words.len() {
         let Some(word) = words[at].strip_prefix("--").filter(|word| !word.is_empty()) else {
+            if words[at].contains('$') {
+                settings.elsewhere.push(words[at].clone());
+            }
             at += 1;
             continue;
         };
@@ -675,6 +687,10 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
             assert_eq!(modules, Some(words(&["mlp", "moe_act"])), "{said}");
             assert_eq!(found, elsewhere, "{said}");
         }
+        let held = parse("CMD=\"torchrun a.py --bf16 --lr 1 2>&1 | tee log\"\neval $CMD\n");
+        assert!(held.is_on("bf16") && held.get("lr") == Some(&words(&["1"])));
+        let before = parse("torchrun a.py \"$@\" $GPT --bf16\n");
+        assert_eq!(before.elsewhere, ["$@", "$GPT"]);
         let read = parse("--lr 1 --bf16 $MORE --swiglu 2>&1 | tee log\n");
         assert!(read.is_on("bf16") && read.is_on("swiglu"));
         assert_eq!(read.elsewhere, ["$MORE"]);

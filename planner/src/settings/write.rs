@@ -275,7 +275,7 @@ fn write_kernels(job: &Job, experts: bool, out: &mut Writer) {
     // Main refuses Transformer Engine's since pull request 5115 of June 2026.
     if out.version == Version::Main {
         out.set("cross_entropy_fusion_impl", "native");
-        out.because("the one that Megatron-LM takes");
+        out.because("the one that Megatron-LM takes; prices presume Transformer Engine's");
     } else {
         out.set("cross_entropy_fusion_impl", "te");
         out.because("prices presume it");
@@ -740,10 +740,17 @@ pub(super) fn merged(base: &Settings, own: &Written, plan: &Written) -> Written 
             }
         }
     }
+    let mut notes = plan.notes.clone();
+    if !base.elsewhere.is_empty() {
+        notes.push(format!(
+            "not in these settings, as the file that they are put into does not say what it stands for: {}",
+            base.elsewhere.join(" ")
+        ));
+    }
     Written {
         settings,
         remarks,
-        notes: plan.notes.clone(),
+        notes,
     }
 }
 

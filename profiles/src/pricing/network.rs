@@ -101,8 +101,6 @@ pub(super) struct Network {
     /// of HybridEP.
     fused: [f64; 3],
     gpus_per_node: u32,
-    /// NVLink domains of the job; two where it is not known.
-    domains: f64,
     /// Multiprocessors of a GPU.
     sms: f64,
     cpu: bool,
@@ -213,17 +211,8 @@ impl Network {
                 }
             }),
             gpus_per_node: cluster.gpus_per_node,
-            domains: 2.0,
             sms: f64::from(gpu.num_sms),
             cpu: gpu.is_cpu(),
-        }
-    }
-
-    /// The same for a job over so many NVLink domains.
-    pub(super) fn over(self, domains: u32) -> Self {
-        Self {
-            domains: f64::from(domains),
-            ..self
         }
     }
 
@@ -270,10 +259,7 @@ impl Network {
                     Source::Interpolated,
                 )
             } else {
-                // A stage lies as far from the next as a job is wide, and a rank of a ring beside its neighbour.
-                let apart = if ranks == 2 { self.domains } else { n / m };
-                let sent = bytes / (self.nic * RING_EFFICIENCY) * self.slowdown(apart);
-                (INTER_LATENCY_S + sent, Source::Extrapolated)
+                (INTER_LATENCY_S + self.sent(bytes), Source::Extrapolated)
             };
         }
         if n <= m {
@@ -408,6 +394,22 @@ impl Network {
     /// Seconds of a ring's bytes over the NICs of `m` ranks a domain.
     fn ring(&self, wire: f64, n: f64, m: f64) -> f64 {
         wire / (m * self.nic * RING_EFFICIENCY) * self.slowdown(n / m)
+    }
+
+    /// Seconds of a message's bytes through the NIC of a rank.
+    fn sent(&self, bytes: f64) -> f64 {
+        bytes / (self.nic * RING_EFFICIENCY)
+    }
+
+    /// How many times as long a message takes in a group that reaches over so many domains: one of its ranks lies behind the
+    /// outermost switch.
+    pub(super) fn farther(&self, message: &Collective, domains: u32) -> f64 {
+        if message.ranks_per_domain >= 2 {
+            return 1.0;
+        }
+        let sent = self.sent(message.bytes.0.max(1) as f64);
+        let slowed = sent * self.slowdown(f64::from(domains));
+        (INTER_LATENCY_S + slowed) / (INTER_LATENCY_S + sent)
     }
 
     /// How much slower what passes the outermost switch is, for a group of so many domains. A ring may

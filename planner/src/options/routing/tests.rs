@@ -215,7 +215,15 @@ fn what_is_no_histogram_of_the_model_is_refused() {
         let check = routing.expect("a histogram").check(&mixtral);
         check.expect_err("of another model").to_string()
     };
+    // Each token goes to two experts, of which none gets it twice.
+    let mut tokens = vec![1.0; 8];
+    tokens[3] = 7.0;
+    let routing = |tokens: &[f64]| Routing::new("h.json", &[tokens.to_vec()]).expect("a histogram");
+    assert!(routing(&tokens).check(&mixtral).is_ok());
+    tokens[3] = 8.0;
+    let beyond = routing(&tokens).check(&mixtral).expect_err("too many");
     for (message, expected) in [
+        (beyond.to_string(), ["53.3 %", "at most 50.0"]),
         (refused(1, 7), ["7 numbers", "expected 8"]),
         (refused(3, 8), ["3 lists", "or 32"]),
     ] {

@@ -97,7 +97,7 @@ impl StageSplit {
         let step = question.runtime.step(&setting, layout.microbatches());
         self.message = step.message;
         if graphs::copy_messages(options.fixed_graphs(), question.model)
-            && let Some(message) = message(case)
+            && let Some((message, _)) = message(case)
         {
             self.copied = Level::of(TensorClass::Activations, message.bytes);
         }

@@ -427,7 +427,12 @@ fn what_no_device_and_no_host_can_is_refused_by_its_name() {
             ..options
         },
     );
-    for part in ["`optimizer_offload_fraction` 1", "65.2 GiB", "64.0", "0.98"] {
+    for part in [
+        "`optimizer_offload_fraction` 1",
+        "65.2 GiB",
+        "64.0 (",
+        "more nodes",
+    ] {
         assert!(said.contains(part), "{part}: {said}");
     }
 }

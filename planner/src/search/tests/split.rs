@@ -132,14 +132,14 @@ fn oracle_the_gap_covers_the_best_of_all_splits() {
     );
 }
 
-/// Where nothing may be recomputed and the split that is balanced by time has no room, one that has it is found, if there is any
-/// (of several stages a rank in three of four cases), and takes no longer than the best by much.
+/// Where nothing may be recomputed and the split that is balanced by time has no room, one that has it is found, if there is any,
+/// and takes no longer than the best.
 #[test]
 fn oracle_a_split_with_room_is_found() {
     let (_, cluster, options) = small();
     let costs = Costs::for_cluster(&cluster, &[]);
     // With a stage a rank, and with several.
-    let (mut moved, mut missed, mut worst) = ([0; 2], 0, 0.0_f64);
+    let (mut moved, mut worst) = ([0; 2], 0.0_f64);
     for (name, gpus, pins) in [
         ("mixtral-8x7b", 32, "pp=4,vpp=1,ep=8"),
         ("deepseek-v2-lite", 32, "pp=4,vpp=1,ep=8"),
@@ -178,9 +178,8 @@ fn oracle_a_split_with_room_is_found() {
             let best_s = each.filter_map(|stages| plan(Some(stages)));
             let best_s = best_s.fold(f64::INFINITY, f64::min);
             let found_s = plan(None).unwrap_or(f64::INFINITY);
-            missed += u32::from(several && !found_s.is_finite() && best_s.is_finite());
             assert!(
-                several || found_s.is_finite() == best_s.is_finite(),
+                found_s.is_finite() == best_s.is_finite(),
                 "{name} {pins} {share}: {found_s} {best_s}, balanced {balanced:?}"
             );
             if found_s.is_finite() {
@@ -190,10 +189,9 @@ fn oracle_a_split_with_room_is_found() {
         }
     }
     assert!(
-        moved.into_iter().all(|moved| moved >= 4) && worst < 0.01,
-        "{moved:?} moved, {missed} missed, worst {worst}"
+        moved.into_iter().all(|moved| moved >= 4) && worst < 1e-9,
+        "{moved:?} moved, worst {worst}"
     );
-    assert!(3 * missed <= moved[1], "{moved:?} moved, {missed} missed");
 }
 
 /// What is proven best has nothing left to gain, whatever it recomputes.

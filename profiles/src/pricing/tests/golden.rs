@@ -433,14 +433,15 @@ fn a_level_slows_what_leaves_it() {
     // Of 512 ranks half are beyond the switch, at a third of the rate: 1.5 times longer, more or less
     // for the share that stays in the node.
     check_within("two switches", ratio(512), 1.5, 3.0);
-    // A message leaves the switch where its job is wider.
-    let message = collective(CollectiveKind::SendRecv, 1 << 33, 2, 1);
-    let ratio = |domains| {
-        let over = |costs: &Costs| costs.clone().over_domains(domains);
-        over(&tapered).collective(&message).time.0 / over(&flat).collective(&message).time.0
+    // A message leaves the switch where its pipeline reaches past it.
+    let ratio = |ranks_per_domain, domains| {
+        let message = collective(CollectiveKind::SendRecv, 1 << 33, 2, ranks_per_domain);
+        let seconds = |costs: &Costs| costs.message(&message, domains).time.0;
+        seconds(&tapered) / seconds(&flat)
     };
-    check_within("a job inside one switch", ratio(32), 1.0, 0.01);
-    check_within("a job over two", ratio(33), 3.0, 0.1);
+    check_within("a pipeline inside one switch", ratio(1, 32), 1.0, 0.01);
+    check_within("a pipeline over two", ratio(1, 33), 3.0, 0.1);
+    check_within("stages in one domain", ratio(2, 33), 1.0, 0.01);
 }
 
 /// Of eight GPUs behind four links each has half of one; of a pair on a Grace each half of its memory; and where both are
