@@ -80,8 +80,14 @@ fn layouts(comparison: &Comparison) -> Named {
             }));
             cells.push(or_dash(s.step_error(), format::signed_percent));
         }
-        cells.push(format::short_count(s.tokens_per_s_per_gpu()));
-        cells.push(format::percent(s.mfu()));
+        // Of the measured step, where there is one.
+        let origin = match s.measured_step_s() {
+            None if any_step => " (predicted)",
+            _ => "",
+        };
+        let tokens = format::short_count(s.tokens_per_s_per_gpu());
+        cells.push(format!("{tokens}{origin}"));
+        cells.push(format!("{}{origin}", format::percent(s.mfu())));
         cells.push(format::three_digits(predicted.peak_gib * memory.per_gib()));
         if any_run {
             cells.push(or_dash(s.measured_peak_gib(), |gib| {
@@ -133,7 +139,8 @@ fn raw_layouts(subjects: &[Subject]) -> Table {
         "measured_step_s",
         "predicted_tokens_per_s_per_gpu",
         "measured_tokens_per_s_per_gpu",
-        "mfu",
+        "predicted_mfu",
+        "measured_mfu",
         "predicted_peak_gib",
         "measured_peak_gib",
         "capacity_gib",
@@ -173,6 +180,7 @@ fn raw_layouts(subjects: &[Subject]) -> Table {
             p.tokens_per_s_per_gpu.to_string(),
             or_nothing(s.measured_tokens_per_s_per_gpu()),
             p.mfu.to_string(),
+            or_nothing(s.measured_step_s().map(|_| s.mfu())),
             p.peak_gib.to_string(),
             or_nothing(s.measured_peak_gib()),
             or_nothing(s.setting.capacity_gib()),

@@ -113,7 +113,7 @@ fn stages(
         return;
     }
     // What no split of the best layout takes less than.
-    let mut floor_s = (1.0 - search.gap) * step_s(&plans[0]);
+    let mut floor_s = least_s(&plans[0], search);
     for place in 0..plans.len().min(MOVED) {
         let layout = plans[place].plan.layout;
         let close = match layout.vpp {
@@ -131,7 +131,7 @@ fn stages(
             let whole = priced(asked, plan, f64::INFINITY, pins, &[]);
             floor_s = whole
                 .as_ref()
-                .map_or(0.0, |(found, record)| (1.0 - record.gap) * step_s(found));
+                .map_or(0.0, |(found, record)| least_s(found, record));
             // Where experts reach past a domain now, and did not before, those of before are the best inside.
             let before = search.inside_domain.take();
             let reaches = whole.and_then(|(_, record)| record.inside_domain);
@@ -196,6 +196,11 @@ fn moved(asked: &Asked<'_>, plan: &Search, pins: PartialDegrees, best: &mut Pric
             None => break,
         }
     }
+}
+
+/// Seconds that the layout of a plan takes no less than, by the search that found it.
+fn least_s(best: &Priced, search: &SearchRecord) -> f64 {
+    (1.0 - search.gap) * step_s(best)
 }
 
 fn step_s(priced: &Priced) -> f64 {

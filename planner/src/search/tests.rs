@@ -52,12 +52,17 @@ fn cuts_from(from: u32, layers: u32, stages: u32, [first, last]: [u32; 2]) -> Ve
     each.collect()
 }
 
-fn small() -> (Model, Cluster, SearchOptions) {
+/// A preset on H100 with so many sequences of 4096 a step.
+fn on_h100(model: &str, global_batch: u64) -> (Model, Cluster, SearchOptions) {
     let batch = Batch {
         seq_len: 4096,
-        global_batch: 32,
+        global_batch,
     };
-    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let model = presets::load(model).expect("a preset");
     let options = SearchOptions::new(batch, StackName::Megatron);
     (model, cluster("dgx-h100"), options)
+}
+
+fn small() -> (Model, Cluster, SearchOptions) {
+    on_h100("mixtral-8x7b", 32)
 }

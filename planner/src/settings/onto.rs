@@ -56,6 +56,14 @@ pub struct Change {
     pub default: &'static str,
 }
 
+impl Change {
+    /// Whether it says anything else than before: a flag may be spelled out as it is where it is absent.
+    fn changes_something(&self) -> bool {
+        let said = |side: &Option<String>| side.clone().unwrap_or_else(|| self.default.to_owned());
+        said(&self.from) != said(&self.to)
+    }
+}
+
 /// What differs between two settings, flags first.
 pub fn changes(before: &Settings, after: &Settings) -> Vec<Change> {
     let shown = |settings: &Settings, name: &str| match settings.get(name) {
@@ -90,5 +98,5 @@ pub fn changes(before: &Settings, after: &Settings) -> Vec<Change> {
         })
         .collect();
     let all = flags.chain(variables);
-    all.filter(|change| change.from != change.to).collect()
+    all.filter(Change::changes_something).collect()
 }

@@ -1026,3 +1026,13 @@ fn a_plan_put_into_settings_changes_what_it_says_otherwise_and_nothing_else() {
     let again = reading_of(&put.settings, &cluster, gpus);
     assert_eq!(again.job, job);
 }
+
+#[test]
+fn what_is_spelled_out_as_it_is_is_no_change() {
+    let read = |text: &str| parse("a.sh", text).expect("flags");
+    let before = read("--num-layers 4 --cp-comm-type p2p --swiglu");
+    let after = read("--num-layers 4 --context-parallel-size 1 --bf16");
+    let changed = changes(&before, &after);
+    let names: Vec<&str> = changed.iter().map(|change| change.name.as_str()).collect();
+    assert_eq!(names, ["--bf16", "--swiglu"]);
+}

@@ -8,13 +8,7 @@ use crate::search::{Asked, Phase, Progress, plan_watched};
 
 /// Qwen3-30B-A3B on 64 H100: moves put the third plan of the search first.
 fn qwen() -> (Model, Cluster, SearchOptions) {
-    let batch = Batch {
-        seq_len: 4096,
-        global_batch: 512,
-    };
-    let model = presets::load("qwen3-30b-a3b").expect("a preset");
-    let options = SearchOptions::new(batch, StackName::Megatron);
-    (model, cluster("dgx-h100"), options)
+    on_h100("qwen3-30b-a3b", 512)
 }
 
 /// No layout that is shown is faster searched by itself than the first, whose gap is that of its own search. How many are
