@@ -398,11 +398,19 @@ fn eased(
         stages = partition::moved(&stages, *first, *last);
         let split = StageSplit::new(case, stages.clone());
         let now = split.memory(case, sets, occupancies);
-        if now[full].total() >= taken[full].total() {
-            return None;
-        }
         if peak(&now) <= capacity {
             return Some(split);
+        }
+        // No layer that follows saves more.
+        let [before_it, after_it] = [&taken, &now].map(|ranks| ranks[full].total());
+        let saved = before_it.0.saturating_sub(after_it.0);
+        let left: usize = before
+            .iter()
+            .map(|&stage| stages[stage].len().saturating_sub(1))
+            .sum();
+        let over = after_it.0.saturating_sub(capacity.0);
+        if saved == 0 || over > saved.saturating_mul(left as u64) {
+            return None;
         }
         taken = now;
     }
