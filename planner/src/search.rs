@@ -70,7 +70,7 @@ pub use asked::Asked;
 pub use longest::{Lengths, longest};
 pub use unsearched::unsearched;
 
-use around::{around, num_plans};
+use around::{around, near, num_kept};
 use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
 use judged::{Candidates, candidates};
@@ -118,11 +118,7 @@ pub fn plan(
 /// What is close to the best is tried too: all virtual stages and microbatches at its degrees, and moves of layers between
 /// stages, of the first plans too.
 pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
-    let options = &SearchOptions {
-        top: num_plans(asked.options),
-        ..asked.options.clone()
-    };
-    plan_priced(&Asked { options, ..*asked }, f64::INFINITY, &[])
+    plan_kept(asked, num_kept(asked.options), (f64::INFINITY, &[]))
         .map(|found| {
             let (mut plans, search) = around(asked, found, (&plan_priced, &splits_below));
             plans.truncate(asked.options.top);
@@ -188,10 +184,19 @@ fn plan_priced(
     below: f64,
     splits: &[Vec<Vec<u32>>],
 ) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
+    plan_kept(asked, asked.options.top, (below, splits))
+}
+
+/// The same, with some more than are wanted, `kept` in all, of those that are near to the best.
+fn plan_kept(
+    asked: &Asked<'_>,
+    kept: usize,
+    (below, splits): (f64, &[Vec<Vec<u32>>]),
+) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
     with_questions(asked, |questions, rules| {
         let with_splits = |question| Question { splits, ..question };
         let mut questions: Vec<_> = questions.into_iter().map(with_splits).collect();
-        plan_questions(asked, below, &mut questions, rules)
+        plan_questions(asked, (kept, below), &mut questions, rules)
     })
 }
 
@@ -210,7 +215,7 @@ fn with_questions<T>(
 
 fn plan_questions(
     asked: &Asked<'_>,
-    below: f64,
+    (kept, below): (usize, f64),
     questions: &mut [Question<'_>],
     rules: &Rules,
 ) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
@@ -252,7 +257,7 @@ fn plan_questions(
     let Ranked { ranking, unseen } = rank(
         questions,
         (units.iter(), units.len()),
-        (options.top, below),
+        ([options.top, kept], below),
         (&mut tally, &mut known),
         watch,
     );
@@ -474,18 +479,22 @@ struct Unseen {
     floor: f64,
 }
 
-/// Ranks units, so many at most of those that score less than something, which come in the order of their floors.
+/// Ranks units of those that score less than something, which come in the order of their floors: so many, and more of those that are
+/// near to the best, `kept` in all.
 fn rank<'a>(
     questions: &[Question<'_>],
     (mut units, layouts): (impl Iterator<Item = &'a Unit<'a>>, usize),
-    (top, below): (usize, f64),
+    ([top, kept], below): ([usize; 2], f64),
     (tally, known): (&mut Tally, &mut Known<'a>),
     watch: &Watch<'_>,
 ) -> Ranked<'a> {
     let objective = questions[0].options.objective;
     let limit = |ranking: &[Found<'a>]| {
-        let last = ranking.get(top - 1);
-        last.map_or(below, |last| last.score(objective))
+        let score = |place: usize| {
+            let found = ranking.get(place);
+            found.map_or(below, |found| found.score(objective))
+        };
+        score(top - 1).max(near(score(0)).min(score(kept - 1)))
     };
     let mut ranking: Vec<Found<'a>> = Vec::new();
     let mut unseen: Option<Unseen> = None;
@@ -524,7 +533,7 @@ fn rank<'a>(
             let mut seen = BTreeSet::new();
             ranking.retain(|found| seen.insert(found.unit.layout.numbered(Order::PP_LAST)));
         }
-        ranking.truncate(top);
+        ranking.truncate(kept);
         if unseen.is_some() {
             break;
         }
@@ -534,6 +543,10 @@ fn rank<'a>(
         let left = units.filter(|unit| unit.floor < limit);
         unseen.children += left.map(|unit| unit.children(questions)).sum::<u64>();
     }
+    let most = limit(&ranking);
+    let is_wanted = |place: usize, found: &Found<'_>| place < top || found.score(objective) <= most;
+    let last = (0..ranking.len()).find(|&place| !is_wanted(place, &ranking[place]));
+    ranking.truncate(last.unwrap_or(kept));
     Ranked { ranking, unseen }
 }
 
@@ -553,7 +566,7 @@ fn inside_domain(
         .filter(|unit| experts_inside_domain(&questions[0], unit.layout));
     let unsaid = (&mut Tally::default(), &mut Known::new(&[]));
     let watch = &aimed(Aim::InsideDomain, watch);
-    let only = (1, f64::INFINITY);
+    let only = ([1, 1], f64::INFINITY);
     let Ranked { ranking, unseen } = rank(questions, (near, units.len()), only, unsaid, watch);
     unseen.is_none().then(|| InsideDomain {
         gpus_per_domain: questions[0].cluster.gpus_per_domain,

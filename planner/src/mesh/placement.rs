@@ -106,6 +106,13 @@ impl Mesh {
         }
     }
 
+    /// Domains from the first rank of a group to its last, where the first begins one.
+    pub fn reach(&self, kind: GroupKind, cluster: &Cluster) -> u32 {
+        let of_digit = |digit: Digit| (digit.size - 1) * digit.stride;
+        let last: u32 = self.varying(kind).map(of_digit).sum();
+        last / domain_in_job(cluster, self.gpus()) + 1
+    }
+
     /// Where the group of all ranks sits.
     pub fn everyone(&self, cluster: &Cluster) -> Placement {
         let ranks = self.gpus();

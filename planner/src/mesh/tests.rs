@@ -313,6 +313,9 @@ fn oracle_every_tuple_up_to_64_ranks() {
                 runs.map(<[u32]>::len).max().unwrap_or(0) as u32
             };
             assert_eq!(Some(placement.ranks_per_node), least(&node));
+            let domain = domain_in_job(cluster, degrees.gpus);
+            let last = groups[0].iter().map(|rank| rank / domain).max();
+            assert_eq!(Some(mesh.reach(kind, cluster) - 1), last);
         }
         let sizes =
             |kinds: &[GroupKind]| -> u32 { kinds.iter().map(|&k| mesh.group_size(k)).product() };

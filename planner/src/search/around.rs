@@ -20,7 +20,7 @@ type Search =
 type SplitsBelow = dyn Fn(&Asked<'_>, f64) -> Option<Open>;
 
 /// Of how many plans layers are moved.
-const MOVED: usize = 3;
+const MOVED: usize = 8;
 /// By what share such a plan may take longer than the best where ranks have several stages, whose splits are not exact: moves made
 /// steps up to 2.1 % shorter (Qwen3-30B on 64 H100, two ranks of four stages).
 const CLOSE: f64 = 0.03;
@@ -32,9 +32,15 @@ const MOVES: usize = 8;
 /// How many splits two moves away are tried at most.
 const PAIRS: usize = 256;
 
-/// How many plans a search has to find, so that the best does not depend on how many are shown.
-pub(super) fn num_plans(options: &SearchOptions) -> usize {
+/// How many plans a search has to keep, so that the best does not depend on how many are shown: those too that moves of layers may
+/// make the best.
+pub(super) fn num_kept(options: &SearchOptions) -> usize {
     options.top.max(if may_move(options) { MOVED } else { 1 })
+}
+
+/// What a plan that moves of layers may make the best takes at most, where the best takes so long.
+pub(super) fn near(best: f64) -> f64 {
+    (1.0 + CLOSE) * best
 }
 
 /// Whether layers may be moved between stages.

@@ -16,8 +16,8 @@ use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use super::sharded::Waits;
 use crate::choice::{ScheduleName, StackName};
-use crate::layout::{Layout, Order};
-use crate::mesh::{GroupKind, placement};
+use crate::layout::Layout;
+use crate::mesh::{GroupKind, Mesh};
 use crate::partition::{self, Weights};
 use crate::price::lengthened;
 use crate::runtime::{Level, Slot, seconds};
@@ -537,10 +537,11 @@ pub(crate) fn message(case: Case<'_>) -> Option<(Collective, Cost)> {
         ..
     } = case;
     let cluster = question.cluster;
-    let pp = placement(layout, GroupKind::Pp, cluster);
-    if pp.ranks == 1 {
+    if layout.pp() == 1 {
         return None;
     }
+    let mesh = Mesh::of(layout);
+    let pp = mesh.placement(GroupKind::Pp, cluster);
     let elements =
         shape.local.tokens_local * question.model.hidden * question.model.residual_streams;
     let message = Collective {
@@ -549,12 +550,6 @@ pub(crate) fn message(case: Case<'_>) -> Option<(Collective, Cost)> {
         ranks: 2,
         ranks_per_domain: pp.ranks_per_domain.min(2),
     };
-    // From its first rank to its last.
-    let replicas = if layout.order() == Order::DP_LAST {
-        layout.dp()
-    } else {
-        1
-    };
-    let domains = (layout.gpus() / replicas).div_ceil(cluster.gpus_per_domain);
+    let domains = mesh.reach(GroupKind::Pp, cluster);
     Some((message, question.costs.message(&message, domains)))
 }

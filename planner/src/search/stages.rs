@@ -393,8 +393,8 @@ fn eased(
         let full = taken.iter().position(|rank| rank.total() > capacity)?;
         let own = case.layout.places().of_rank(full as u32);
         let own: Vec<usize> = own.map(|stage| stage as usize).collect();
-        let (last, before) = own.split_last()?;
-        let first = before.iter().find(|&&stage| stages[stage].len() > 1)?;
+        let (last, earlier) = own.split_last()?;
+        let first = earlier.iter().find(|&&stage| stages[stage].len() > 1)?;
         stages = partition::moved(&stages, *first, *last);
         let split = StageSplit::new(case, stages.clone());
         let now = split.memory(case, sets, occupancies);
@@ -402,13 +402,13 @@ fn eased(
             return Some(split);
         }
         // No layer that follows saves more.
-        let [before_it, after_it] = [&taken, &now].map(|ranks| ranks[full].total());
-        let saved = before_it.0.saturating_sub(after_it.0);
-        let left: usize = before
+        let [was, is] = [&taken, &now].map(|ranks| ranks[full].total());
+        let saved = was.0.saturating_sub(is.0);
+        let left: usize = earlier
             .iter()
             .map(|&stage| stages[stage].len().saturating_sub(1))
             .sum();
-        let over = after_it.0.saturating_sub(capacity.0);
+        let over = is.0.saturating_sub(capacity.0);
         if saved == 0 || over > saved.saturating_mul(left as u64) {
             return None;
         }

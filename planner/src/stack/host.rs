@@ -22,9 +22,10 @@ pub enum Host {
 }
 
 impl Host {
-    /// That of a cluster: racks whose NVLink domain is more than a node have Grace.
+    /// That of a cluster: racks whose NVLink domain is more than a node of at most four GPUs have Grace.
     pub fn of(cluster: &Cluster) -> Self {
-        if cluster.gpus_per_domain > cluster.gpus_per_node {
+        let node = cluster.gpus_per_node;
+        if node <= 4 && cluster.gpus_per_domain > node {
             Self::Grace
         } else {
             Self::X86
@@ -263,6 +264,8 @@ impl Queues {
 
 #[cfg(test)]
 mod tests {
+    use moefold_profiles::presets;
+
     use super::*;
     use Category::{Attention, Dense, Experts, RouterPermute};
 
@@ -283,6 +286,21 @@ mod tests {
         assert_eq!(waits(&[(1.0, 3.0, Some(0.5)), (1.0, 2.0, None)]), 1.5);
         // A short piece behind a read leaves the next one waiting too: 5 of 10 on the device, 1 + 4 apart.
         assert_eq!(waits(&[(1.0, 1.0, Some(0.0)), (5.0, 9.0, None)]), 5.0);
+    }
+
+    #[test]
+    fn small_nodes_of_larger_domains_have_grace() {
+        let of = |name: &str, domain: u32| {
+            let cluster = presets::cluster(name).expect("a preset");
+            Host::of(&Cluster {
+                gpus_per_domain: domain,
+                ..cluster
+            })
+        };
+        assert_eq!(of("gb200-nvl72", 72), Host::Grace);
+        assert_eq!(of("gb200-nvl72", 4), Host::X86);
+        assert_eq!(of("dgx-h100", 8), Host::X86);
+        assert_eq!(of("dgx-h100", 16), Host::X86);
     }
 
     #[test]
