@@ -171,6 +171,26 @@ fn mistakes_are_named_with_key_value_and_what_would_work() {
     );
 }
 
+/// What transformers would fill in with the value of one model of the family is asked for; null is as good as a value.
+#[test]
+fn keys_by_which_models_of_a_family_differ_are_not_guessed() {
+    for (name, key) in [
+        ("DeepSeek-V3", "q_lora_rank"),
+        ("DeepSeek-V3", "n_shared_experts"),
+        ("DeepSeek-V3", "first_k_dense_replace"),
+        ("GLM-4.5", "n_shared_experts"),
+        ("gpt-oss-120b", "sliding_window"),
+        ("Mixtral-8x7B-v0.1", "num_key_value_heads"),
+        ("Qwen3-32B", "head_dim"),
+    ] {
+        let mut config = preset(name);
+        let keys = config.as_object_mut().expect("an object");
+        keys.remove(key).expect("it is there");
+        refused(&config, &[&format!("`{key}`"), "missing", "null"]);
+    }
+    assert!(parse(&changed("DeepSeek-V3", &json!({"q_lora_rank": null}))).is_ok());
+}
+
 #[test]
 fn mistakes_of_single_families_are_named_too() {
     let deepseek = |changes: Value| changed("DeepSeek-V3", &changes);
@@ -189,6 +209,14 @@ fn mistakes_of_single_families_are_named_too() {
     refused(
         &deepseek(json!({"first_k_dense_replace": 62})),
         &["`first_k_dense_replace` = 62", "num_hidden_layers = 61"],
+    );
+    refused(
+        &deepseek(json!({"rope_scaling": {"type": "yarn", "factor": 0}})),
+        &["`rope_scaling.factor` is 0", "above 0, up to 1e30"],
+    );
+    refused(
+        &deepseek(json!({"topk_method": "foo"})),
+        &["topk_method", "\"noaux_tc\""],
     );
     refused(
         &deepseek(json!({"scoring_func": "tanh"})),

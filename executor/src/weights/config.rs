@@ -188,6 +188,7 @@ fn feed_forward(model: &Model) -> Keys {
         return vec![
             ("intermediate_size", json!(dense_width)),
             ("first_k_dense_replace", json!(dense.len())),
+            ("n_shared_experts", json!(0)),
         ];
     };
     let router = &moe.router;

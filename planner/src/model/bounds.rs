@@ -345,8 +345,13 @@ fn finite(key: &str, found: f64, range: RangeInclusive<f64>) -> Checked {
     if range.contains(&found) {
         return Ok(());
     }
-    let expected = format!("a number from {} to {}", range.start(), range.end());
-    refuse(key, &found, &expected)
+    let (start, end) = range.into_inner();
+    let from = if start == f64::MIN_POSITIVE {
+        "above 0,".to_owned()
+    } else {
+        format!("from {start}")
+    };
+    refuse(key, &found, &format!("a number {from} up to {end:?}"))
 }
 
 fn refuse(key: &str, found: &dyn std::fmt::Display, expected: &str) -> Checked {

@@ -65,6 +65,34 @@ const READERS: &[(&str, Reader)] = &[
     ("qwen3_next", qwen3_next::read),
 ];
 
+/// Keys for which the class of a `model_type` has a default that is one model's (transformers 4.57, `configuration_*.py`), and on
+/// which counts and prices depend, by their spellings: a file says them, if only with null.
+const STATED: &[(&str, &[&[&str]])] = &[
+    ("deepseek_v2", OF_DEEPSEEK),
+    ("deepseek_v3", OF_DEEPSEEK),
+    ("deepseek_v32", OF_DEEPSEEK),
+    ("glm4_moe", &[KV_HEADS, SHARED, &["first_k_dense_replace"]]),
+    ("glm_moe_dsa", OF_DEEPSEEK),
+    ("gpt_oss", &[KV_HEADS, HEAD_DIM, WINDOW]),
+    ("kimi_k2", OF_DEEPSEEK),
+    ("llama4_text", &[KV_HEADS, HEAD_DIM]),
+    ("minimax_m2", &[KV_HEADS, HEAD_DIM]),
+    ("mistral", &[KV_HEADS, WINDOW]),
+    ("mixtral", &[KV_HEADS]),
+    ("nemotron_h", &[KV_HEADS]),
+    ("phimoe", &[KV_HEADS]),
+    ("qwen2_moe", &[KV_HEADS]),
+    ("qwen3", &[KV_HEADS, HEAD_DIM]),
+    ("qwen3_moe", &[KV_HEADS]),
+    ("qwen3_next", &[KV_HEADS, HEAD_DIM]),
+];
+
+const KV_HEADS: &[&str] = &["num_key_value_heads"];
+const HEAD_DIM: &[&str] = &["head_dim"];
+const WINDOW: &[&str] = &["sliding_window"];
+const SHARED: &[&str] = &["n_shared_experts", "num_shared_experts"];
+const OF_DEEPSEEK: &[&[&str]] = &[&["q_lora_rank"], SHARED];
+
 /// Wrappers of a language model with other towers: what their nested model is, where its own
 /// configuration does not say.
 const WRAPPERS: &[(&str, &str)] = &[
@@ -139,6 +167,10 @@ fn lower(top: &Keys<'_>) -> Result<Model, ModelError> {
         .iter()
         .find_map(|(name, reader)| (*name == wanted).then_some(*reader))
         .ok_or_else(|| unknown_type(top.file(), found))?;
+    let own = STATED.iter().filter(|(name, _)| *name == wanted);
+    for names in own.flat_map(|(_, stated)| *stated) {
+        keys.expect_stated(names)?;
+    }
     let mut model = reader(keys)?;
     if !keys.has(TIED) {
         model.tied_embeddings = top.bool_or(TIED, false)?;

@@ -14,9 +14,17 @@ const VERSION: i64 = 1;
 const MEMORY_LEAST: f64 = 0.5;
 const MEMORY_MOST: f64 = 1.02;
 
+/// The architectures that are known: a slip in the name of one would change prices without a word.
+const ARCHES: [&str; 13] = [
+    "cpu", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121", "gfx90a",
+    "gfx942", "gfx950", "gfx1250",
+];
+
 /// The embedded GPU presets.
 pub(super) fn gpus(text: &str) -> Result<Vec<Named<PricedGpu>>, ClusterError> {
-    let mut all = presets("gpus.toml", text, |name, fields| gpu(fields, name, None))?;
+    let mut all = presets("gpus.toml", text, |name, fields| {
+        gpu(fields, name, None, None)
+    })?;
     for named in &mut all {
         spell_out(&mut named.value.gpu.sources);
     }
@@ -236,14 +244,21 @@ fn named_or_table(fields: &mut Fields) -> Result<Option<PricedGpu>, ClusterError
                     return Err(own.missing("name", "a name, or `base` with the name of a preset"));
                 }
             };
-            gpu(own, &name, base).map(Some)
+            let known = find_gpu(&name).ok().map(|known| &known.gpu);
+            gpu(own, &name, base, known).map(Some)
         }
         Some(other) => Err(fields.invalid("gpu", format!("`{other}`"), "a preset name or a table")),
     }
 }
 
-/// One GPU, with every key optional that `base` supplies.
-fn gpu(mut fields: Fields, name: &str, base: Option<PricedGpu>) -> Result<PricedGpu, ClusterError> {
+/// One GPU, with every key optional that `base` supplies. Measured tables go by the name, so `known`, the preset of that name,
+/// is to be the same device.
+fn gpu(
+    mut fields: Fields,
+    name: &str,
+    base: Option<PricedGpu>,
+    known: Option<&Gpu>,
+) -> Result<PricedGpu, ClusterError> {
     let price = base.as_ref().and_then(|base| base.usd_per_gpu_hour);
     let base = base.map(|base| base.gpu);
     let base = base.as_ref();
@@ -254,6 +269,10 @@ fn gpu(mut fields: Fields, name: &str, base: Option<PricedGpu>) -> Result<Priced
         .string("arch")?
         .or(base.map(|base| base.arch.clone()))
         .ok_or_else(|| fields.missing("arch", "the architecture, such as \"sm_90\""))?;
+    if !ARCHES.contains(&arch.as_str()) {
+        let expected = format!("one of {}", ARCHES.join(", "));
+        return Err(fields.invalid("arch", format!("{arch:?}"), &expected));
+    }
     let num_sms = fields
         .count("num_sms", "streaming multiprocessors")?
         .or(base.map(|base| base.num_sms))
@@ -310,18 +329,8 @@ fn gpu(mut fields: Fields, name: &str, base: Option<PricedGpu>) -> Result<Priced
             &format!("at most nvlink_gb_per_s = {nvlink_gb_per_s}, the sum over all links"),
         ));
     }
-    if let Some(base) = base.filter(|base| base.name.eq_ignore_ascii_case(name)) {
-        let ratio = memory_gib / base.memory_gib;
-        if !(MEMORY_LEAST..=MEMORY_MOST).contains(&ratio) {
-            return Err(fields.invalid(
-                "memory_gib",
-                memory_gib,
-                &format!(
-                    "about {} as the {} has; give another device a `name` of its own",
-                    base.memory_gib, base.name
-                ),
-            ));
-        }
+    if let Some(known) = known {
+        same_device(&fields, base, known, (&arch, memory_gib))?;
     }
     fields.finish()?;
     Ok(PricedGpu {
@@ -340,6 +349,36 @@ fn gpu(mut fields: Fields, name: &str, base: Option<PricedGpu>) -> Result<Priced
         },
         usd_per_gpu_hour,
     })
+}
+
+/// Refuses another device than the preset of its name.
+fn same_device(
+    fields: &Fields,
+    base: Option<&Gpu>,
+    known: &Gpu,
+    (arch, memory_gib): (&str, f64),
+) -> Result<(), ClusterError> {
+    let own = "give another device a `name` of its own";
+    if let Some(base) = base.filter(|base| base.name != known.name) {
+        let expected = format!(
+            "{:?}, the name of its base, or one that no preset has",
+            base.name
+        );
+        return Err(fields.invalid("name", format!("{:?}", known.name), &expected));
+    }
+    let ratio = memory_gib / known.memory_gib;
+    if !(MEMORY_LEAST..=MEMORY_MOST).contains(&ratio) {
+        let expected = format!(
+            "about {} as the {} has; {own}",
+            known.memory_gib, known.name
+        );
+        return Err(fields.invalid("memory_gib", memory_gib, &expected));
+    }
+    if arch != known.arch {
+        let expected = format!("{:?} as the {} has; {own}", known.arch, known.name);
+        return Err(fields.invalid("arch", format!("{arch:?}"), &expected));
+    }
+    Ok(())
 }
 
 fn peaks(fields: &mut Fields, base: Option<&Gpu>) -> Result<PeakTflops, ClusterError> {

@@ -150,6 +150,11 @@ fn a_device_whose_memory_contradicts_its_name_is_refused() {
         "a reserve is not a contradiction"
     );
     assert!(file(&with("memory_gib = 80\nname = \"b200-slice\"")).is_ok());
+    // Nor another architecture, or another preset's name, by which its tables would be taken.
+    check_refused(&with("arch = \"sm_90\""), &["gpu.arch", "sm_100", "b200"]);
+    check_refused(&with("name = \"b300\""), &["gpu.name", "b300", "\"b200\""]);
+    let other = "name = \"mine\"\narch = \"sm_999\"";
+    check_refused(&with(other), &["gpu.arch", "sm_999", "sm_90, sm_100"]);
 }
 
 #[test]

@@ -86,6 +86,15 @@ impl Keys<'_> {
         }
     }
 
+    /// A key that is there in one of its spellings, if only with null.
+    pub(super) fn expect_stated(&self, names: &[&str]) -> Result<(), ModelError> {
+        if names.iter().any(|name| self.is_stated(name)) {
+            return Ok(());
+        }
+        let expected = "its value, or null where the file is to leave it open: models of this type differ in it";
+        Err(self.missing(names, expected))
+    }
+
     /// A value that will not do.
     pub(super) fn wrong(&self, key: &str, found: &Value, expected: &str) -> ModelError {
         let mut found = found.to_string();

@@ -79,6 +79,7 @@ fn sparse_layers(keys: &Keys<'_>, num_layers: u64) -> Result<Vec<bool>, ModelErr
             })
             .collect();
     }
+    keys.expect_stated(&["first_k_dense_replace"])?;
     let sparse = sparse_after_dense(keys, num_layers)?;
     Ok((0..num_layers).map(sparse).collect())
 }
@@ -174,7 +175,15 @@ fn moe(keys: &Keys<'_>, second: bool) -> Result<Moe, ModelError> {
         ],
         default_score,
     )?;
-    let limited = !matches!(keys.opt_str(&["topk_method"])?, Some("greedy"));
+    let limited = keys.word_or(
+        &["topk_method"],
+        &[
+            ("greedy", false),
+            ("group_limited_greedy", true),
+            ("noaux_tc", true),
+        ],
+        true,
+    )?;
     let groups = router_groups(keys, experts, topk, if second { 1 } else { 2 })?;
     Ok(Moe {
         experts,

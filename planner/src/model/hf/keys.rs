@@ -51,6 +51,11 @@ impl<'a> Keys<'a> {
         })
     }
 
+    /// Whether a key is present, if only with null.
+    pub(super) fn is_stated(&self, name: &str) -> bool {
+        self.map.contains_key(name)
+    }
+
     /// Whether any spelling is present and not null.
     pub(super) fn has(&self, names: &[&str]) -> bool {
         self.find(names).is_some()
