@@ -69,6 +69,9 @@ struct Checked<'a> {
 struct Better {
     /// Whether it has the degrees of the settings.
     same_degrees: bool,
+    /// What it has that is tried only where it is named, as a flag of `plan`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    named: Option<String>,
     /// By what share of the settings' speed it is faster; absent where they have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     faster: Option<f64>,
@@ -199,9 +202,13 @@ struct Priced {
 }
 
 impl Case<'_> {
-    fn ask(&self, cluster: &Cluster, options: &SearchOptions) -> Result<Found, Box<PlanError>> {
+    fn question<'q>(&'q self, cluster: &'q Cluster) -> Question<'q> {
         let job = &self.reading.job;
-        Question::new(&job.model, cluster, job.gpus, self.profiles).search(options)
+        Question::new(&job.model, cluster, job.gpus, self.profiles)
+    }
+
+    fn ask(&self, cluster: &Cluster, options: &SearchOptions) -> Result<Found, Box<PlanError>> {
+        self.question(cluster).search(options)
     }
 
     /// The settings themselves, priced also where they do not fit.
@@ -249,7 +256,7 @@ impl Case<'_> {
         })
     }
 
-    /// What is faster: with the degrees of the settings, and with any.
+    /// What is faster: with the degrees of the settings, with any, and with what is tried only where it is named.
     fn better(&self, now: Option<&Priced>, notes: &mut Vec<String>) -> Vec<Better> {
         let said = &self.reading.job.options;
         let free = SearchOptions {
@@ -265,12 +272,12 @@ impl Case<'_> {
             ..free.clone()
         };
         let mut found: Vec<Better> = Vec::new();
-        for (same_degrees, options) in [(true, free), (false, open)] {
-            let options = SearchOptions {
+        for (same_degrees, options) in [(true, &free), (false, &open)] {
+            let options = &SearchOptions {
                 top: TRIED,
-                ..options
+                ..options.clone()
             };
-            let Ok(answer) = self.ask(self.target.cluster, &options) else {
+            let Ok(answer) = self.ask(self.target.cluster, options) else {
                 continue;
             };
             for place in 0..answer.num_plans() {
@@ -286,13 +293,8 @@ impl Case<'_> {
                 }
                 match self.put(&whole) {
                     Ok(written) => {
-                        found.push(Better {
-                            same_degrees,
-                            faster,
-                            changes: self.changes(&written),
-                            plan: whole.planned.clone(),
-                            whole,
-                        });
+                        let kind = (same_degrees, None);
+                        found.push(self.improved(kind, faster, &written, whole));
                         break;
                     }
                     Err(reason) if place == 0 => {
@@ -309,7 +311,61 @@ impl Case<'_> {
                 }
             }
         }
+        found.extend(self.named(&open, now, found.last()));
         found
+    }
+
+    /// The fastest that the degrees of `best`, or without it of the settings, come to with what is tried only where it is
+    /// named, where that is faster still.
+    fn named(
+        &self,
+        open: &SearchOptions,
+        now: Option<&Priced>,
+        best: Option<&Better>,
+    ) -> Option<Better> {
+        let own = now.map(|now| &now.plan.planned);
+        let first = best.map(|best| &best.plan).or(own)?;
+        let fits = best.is_some() || now.is_some_and(|now| now.fits);
+        let most_s = if fits {
+            first.predicted.step_s / (1.0 + GAIN)
+        } else {
+            f64::INFINITY
+        };
+        let cluster = self.target.cluster;
+        let all = self.question(cluster).unsearched(open, first);
+        let is_faster = |step_s: f64| step_s <= most_s;
+        all.into_iter()
+            .filter(|(untried, _)| {
+                untried.fits == Some(true) && untried.step_s.is_some_and(is_faster)
+            })
+            .find_map(|(untried, options)| {
+                let whole = self.ask(cluster, &options).ok()?.best();
+                let step_s = whole.planned.predicted.step_s;
+                let written = self.put(&whole).ok().filter(|_| is_faster(step_s))?;
+                let faster = own.map(|own| own.predicted.step_s / step_s - 1.0);
+                let pins = self.reading.job.options.pins;
+                let same_degrees = whole.planned.layout.pinned() == pins;
+                let kind = (same_degrees, Some(untried.flag()));
+                Some(self.improved(kind, faster, &written, whole))
+            })
+    }
+
+    /// A plan that is faster, with what it changes of the settings.
+    fn improved(
+        &self,
+        (same_degrees, named): (bool, Option<String>),
+        faster: Option<f64>,
+        written: &Written,
+        whole: Plan,
+    ) -> Better {
+        Better {
+            same_degrees,
+            named,
+            faster,
+            changes: self.changes(written),
+            plan: whole.planned.clone(),
+            whole,
+        }
     }
 
     /// The settings with a plan put into them.
@@ -563,10 +619,13 @@ fn changes(checked: &Checked<'_>, out: &mut String) {
         } else {
             ""
         };
+        let named = better.named.as_ref().map_or_else(String::new, |named| {
+            format!(", with what plan tries only where named ({named})")
+        });
         let predicted = &better.plan.predicted;
         let _ = writeln!(
             out,
-            "\nChange {flags} flag{}{own}: {gain} ({:.3} s, {:.1} GiB)",
+            "\nChange {flags} flag{}{own}{named}: {gain} ({:.3} s, {:.1} GiB)",
             if flags == 1 { "" } else { "s" },
             predicted.step_s,
             predicted.peak_gib

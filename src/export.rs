@@ -9,6 +9,7 @@ use moefold_profiles::files::write_atomically;
 use serde::Serialize;
 
 use crate::cli::ExportArgs;
+use crate::exportable::fills_nodes;
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -66,9 +67,8 @@ pub(crate) fn run(args: &ExportArgs, output: Output) -> Result<(), Failure> {
     for note in &written.notes {
         output.note(note)?;
     }
-    let (gpus, node) = (plan.request.gpus, plan.cluster.gpus_per_node);
-    if matches!(args.to, Form::Torchrun | Form::Slurm) && gpus > node && !gpus.is_multiple_of(node)
-    {
+    if matches!(args.to, Form::Torchrun | Form::Slurm) && !fills_nodes(&plan) {
+        let (gpus, node) = (plan.request.gpus, plan.cluster.gpus_per_node);
         return Err(Failure::Request(anyhow!(
             "--to {}: the plan is for {gpus} GPUs, which are no whole nodes of {node}, and this starts as many on every \
              node: plan for {} or {} GPUs, or write --to megatron-lm and start the ranks yourself",

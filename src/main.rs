@@ -13,6 +13,7 @@ mod doctor;
 mod dry_run;
 mod execute;
 mod export;
+mod exportable;
 mod failure;
 mod flags;
 mod gpu_check;

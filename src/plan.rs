@@ -6,17 +6,18 @@ use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
 use moefold_executor::trace;
-use moefold_planner::answer::{Answer, PlacedExperts, PlacedLayer, Why};
+use moefold_planner::answer::{Answer, PlacedExperts, PlacedLayer, Untried, Why};
 use moefold_planner::choice::{Capacity, HostShare, Objective, StackName};
 use moefold_planner::experts;
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::Model;
 use moefold_planner::options::{LeastMemory, PlanError, Routing, SearchOptions};
-use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, ProfileUsed, Request};
+use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, PlannedLayout, ProfileUsed, Request};
 use moefold_planner::search::{self, Asked, Lengths, Progress, SearchResult, Watch};
 use moefold_profiles::{Cluster, Costs, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
+use crate::exportable;
 use crate::failure::Failure;
 use crate::flags::{self, Goal, Placed};
 use crate::output::Output;
@@ -88,8 +89,8 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
         question.add_front(&mut found, &options)?;
     }
     let first = &found.answer.plans[0];
-    found.answer.search.not_searched =
-        question.asking(&options, |asked| search::unsearched(asked, first));
+    let untried = question.unsearched(&options, first).into_iter();
+    found.answer.search.not_searched = untried.map(|(untried, _)| untried).collect();
     if watcher.is_stopped() {
         // What is asked about the best so far is answered all the same.
         question.watch = None;
@@ -107,15 +108,17 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     }
     output.answer(&found.answer, || {
         let mut text = moefold_reports::plan_table(&found.answer, &found.alternatives);
+        if args.front && options.objective != Objective::Memory {
+            text.push('\n');
+            text.push_str(&moefold_reports::front_table(&found.answer));
+        }
         if let Some(path) = &args.out {
             text.push_str("\nThe best plan is in ");
             text.push_str(&path.display().to_string());
             text.push_str(".\n");
             if found.best().planned.stack == StackName::Megatron {
-                let shown = path.display().to_string();
-                for part in ["To launch it: moefold export ", &shown, " --to slurm\n"] {
-                    text.push_str(part);
-                }
+                text.push_str(&exportable::launched(&found.best(), path));
+                text.push('\n');
             }
         }
         text
@@ -270,6 +273,15 @@ impl<'a> Question<'a> {
         self.found(options, search::plan_watched)
     }
 
+    /// What is tried only where it is named and was not, each with what asks for it.
+    pub(crate) fn unsearched(
+        &self,
+        options: &SearchOptions,
+        first: &PlannedLayout,
+    ) -> Vec<(Untried, SearchOptions)> {
+        self.asking(options, |asked| search::unsearched(asked, first))
+    }
+
     /// What one of the planner's searches finds.
     fn found(
         &self,
@@ -374,7 +386,8 @@ impl<'a> Question<'a> {
     ) -> Result<Failure, Failure> {
         let mut shortage = self.asking(options, |asked| search::closest(asked, least));
         for saver in &mut shortage.savers {
-            saver.change = flags::in_words_of_flags(&saver.change);
+            // As they are given together.
+            saver.change = flags::in_words_of_flags(&saver.change).replace(", --", " --");
         }
         if output.json {
             output.answer(&shortage, String::new)?;

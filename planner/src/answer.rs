@@ -346,6 +346,13 @@ pub struct Untried {
     pub fits: Option<bool>,
 }
 
+impl Untried {
+    /// What to name, as a flag of `plan`.
+    pub fn flag(&self) -> String {
+        format!("--{} {}", self.option.replace('_', "-"), self.value)
+    }
+}
+
 /// Why nothing fits, and what would: what `plan --json` prints then.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -24,7 +24,7 @@ mod sizes;
 mod subject;
 pub mod tables;
 
-pub use answer_text::{plan_table, shortage_table};
+pub use answer_text::{front_table, plan_table, shortage_table};
 pub use compare::{Page, Written, compare};
 pub use error::ReportError;
 pub use held::peak_text;

@@ -21,14 +21,18 @@ struct Held {
 }
 
 /// What is tried only where it is named and was not, each with what the degrees and stages of `first`, the first plan, come
-/// to under it ([`under`]), and the fastest first. Only what ranks, stack and pinned degrees leave room for; what changes
-/// the numbers that are trained with is no choice of a search, but for weights that rest in FP8, as they are multiplied.
-pub fn unsearched(asked: &Asked<'_>, first: &PlannedLayout) -> Vec<Untried> {
+/// to under it ([`under`]) and what asks for that, and the fastest first. Only what ranks, stack and pinned degrees leave room
+/// for; what changes the numbers that are trained with is no choice of a search, but for weights that rest in FP8, as they
+/// are multiplied.
+pub fn unsearched(asked: &Asked<'_>, first: &PlannedLayout) -> Vec<(Untried, SearchOptions)> {
     let watch = &aimed(Aim::Untried, asked.watch);
     let asked = &Asked { watch, ..*asked };
-    let held = held(asked).into_iter();
-    let mut all: Vec<Untried> = held.map(|held| untried(asked, held, first)).collect();
-    let rank = |untried: &Untried| untried.step_s.unwrap_or(f64::INFINITY);
+    let each = held(asked).into_iter().map(|held| {
+        let options = under(asked.model, held.options, first);
+        (untried(asked, (held.option, held.value), &options), options)
+    });
+    let mut all: Vec<_> = each.collect();
+    let rank = |(untried, _): &(Untried, _)| untried.step_s.unwrap_or(f64::INFINITY);
     all.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
     all
 }
@@ -58,9 +62,8 @@ fn under(model: &Model, mut options: SearchOptions, first: &PlannedLayout) -> Se
     options.alone()
 }
 
-/// A choice with what the degrees and stages of `first` come to under it.
-fn untried(asked: &Asked<'_>, held: Held, first: &PlannedLayout) -> Untried {
-    let options = &under(asked.model, held.options, first);
+/// A choice with what comes of options that have it.
+fn untried(asked: &Asked<'_>, (option, value): (&str, String), options: &SearchOptions) -> Untried {
     let asked = &Asked { options, ..*asked };
     let (mut step_s, mut peak_gib, mut fits) = (None, None, None);
     let rules = Rules::of(asked.model, options);
@@ -81,8 +84,8 @@ fn untried(asked: &Asked<'_>, held: Held, first: &PlannedLayout) -> Untried {
         _ => {}
     }
     Untried {
-        option: held.option.to_owned(),
-        value: held.value,
+        option: option.to_owned(),
+        value,
         step_s,
         peak_gib,
         fits,
