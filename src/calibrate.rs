@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, anyhow};
+use moefold_executor::files::check_no_run;
 use moefold_executor::{environment, trace};
 use moefold_planner::calibrate::{Measured, fit};
 use moefold_planner::plan::Plan;
@@ -17,12 +18,16 @@ use moefold_reports::tables::Table;
 use serde::Serialize;
 
 use crate::cli::CalibrateArgs;
-use crate::failure::Failure;
+use crate::failure::{Failure, failure};
 use crate::output::Output;
 use crate::plan::{bare, load_profiles};
 
 /// How far a plan priced again may be from what it says before that is worth a word.
 const DRIFT: f64 = 0.01;
+
+/// How many times as long as its prediction a step may take, or its prediction as long as it: what is further off is another step,
+/// or in other units.
+const MOST_TIMES: f64 = 100.0;
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -35,6 +40,7 @@ struct CalibrateJson<'a> {
 }
 
 pub(crate) fn run(args: &CalibrateArgs, output: Output) -> Result<(), Failure> {
+    check_no_run(&args.out, "a profile is written").map_err(failure)?;
     let (plans, measured) = (args.plan.len(), args.measured.len());
     if plans != measured {
         return Err(Failure::Request(anyhow!(
@@ -89,9 +95,19 @@ fn parts(calibration: &Calibration) -> [(&'static str, Fitted); 3] {
     ]
 }
 
-/// Refuses a step in which devices would compute faster than they can.
+/// Refuses a step in which devices would compute faster than they can, and one that no factors would explain.
 fn within_reach(path: &Path, plan: &Plan, (measured, step_s): (&Path, f64)) -> Result<(), Failure> {
     let predicted = &plan.planned.predicted;
+    let times = step_s / predicted.step_s;
+    if !(MOST_TIMES.recip()..=MOST_TIMES).contains(&times) {
+        return Err(Failure::Request(anyhow!(
+            "--measured {}: found a step of {step_s} s, expected one within {MOST_TIMES} times the {} of {}; the seconds of \
+             one step are meant, under the batch and on the ranks of that plan",
+            measured.display(),
+            format::seconds(predicted.step_s),
+            path.display()
+        )));
+    }
     let least_s = predicted.step_s * predicted.mfu;
     // FLOPs of tokens that a capacity drops are not computed.
     if step_s > least_s || plan.cluster.gpu.is_cpu() || plan.planned.capacity.is_some() {

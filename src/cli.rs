@@ -449,9 +449,9 @@ pub(crate) struct TrainArgs {
     /// Steps until it is there, warm-up included [default: --steps]
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) lr_decay_steps: Option<u32>,
-    /// How it falls in the last steps of the schedule wsd
-    #[arg(long, value_enum, default_value_t = WsdDecay::Linear, value_name = "STYLE")]
-    pub(crate) wsd_decay: WsdDecay,
+    /// How it falls in the last steps of the schedule wsd [default: linear]
+    #[arg(long, value_enum, value_name = "STYLE")]
+    pub(crate) wsd_decay: Option<WsdDecay>,
     /// Those last steps [default: a fifth of the steps after warm-up]
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) wsd_decay_steps: Option<u32>,
@@ -582,7 +582,7 @@ pub(crate) struct ProfileArgs {
     /// Precision to measure a GPU in; a plan says its own [default: bf16]
     #[arg(long, value_enum, conflicts_with = "plan")]
     pub(crate) precision: Option<Stored>,
-    /// Stop adding repetitions after this many seconds
+    /// Stop adding repetitions after this many seconds; each op is still timed three times
     #[arg(long, default_value_t = 60.0)]
     pub(crate) budget_s: f64,
     /// Profile directory to write

@@ -1,6 +1,8 @@
 //! `moefold data prepare`: text into a dataset that training reads from disk.
 
+use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use anyhow::anyhow;
 use moefold_executor::data::{Preparation, Tokenizer};
@@ -10,6 +12,7 @@ use serde::Serialize;
 use crate::cli::PrepareArgs;
 use crate::failure::{Failure, failure};
 use crate::output::Output;
+use crate::signals;
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -52,10 +55,24 @@ pub(crate) fn prepare(args: &PrepareArgs, output: Output) -> Result<(), Failure>
         eod,
     };
     let bytes = preparation.bytes().map_err(failure)?;
+    signals::catch()?;
+    let told = || signals::told().load(Ordering::Relaxed);
     let bar = output.progress(bytes, "tokenizing");
-    let shown = |read| bar.set_position(read);
-    let prepared = preparation.write(&args.out, &shown).map_err(failure)?;
+    let go_on = |read| {
+        bar.set_position(read);
+        if told() == 0 {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
+    };
+    let prepared = preparation.write(&args.out, &go_on);
     bar.finish_and_clear();
+    let Some(prepared) = prepared.map_err(failure)? else {
+        let (signal, name) = (told(), signals::name(told()));
+        let stopped = anyhow!("{name}: stopped, and nothing is written");
+        return Err(Failure::Signalled(signal, stopped));
+    };
     let answer = PrepareJson {
         prefix: &args.out,
         documents: prepared.documents,

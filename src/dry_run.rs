@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use anyhow::anyhow;
+use moefold_executor::files::check_no_run;
 use moefold_executor::trace::{self, Traced};
 use moefold_planner::choice::StackName;
 use moefold_planner::plan::Plan;
@@ -63,15 +64,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         .clone()
         .unwrap_or_else(|| PathBuf::from("runs").join(format!("dry-run-rank-{rank}")));
     let path = dir.join("trace.json");
-    if let Some(file) = ["plan.json", "steps.jsonl", "summary.json"]
-        .iter()
-        .find(|file| dir.join(file).exists())
-    {
-        return Err(Failure::Request(anyhow!(
-            "--out {}: found a run's {file}, expected an empty folder or one of another dry run",
-            dir.display()
-        )));
-    }
+    check_no_run(&dir, "a trace is written").map_err(failure)?;
     let trace = walked.trace.chrome_with(&walked.memory);
     std::fs::create_dir_all(&dir)
         .map_err(|error| Failure::Runtime(anyhow!("{}: {error}", dir.display())))?;

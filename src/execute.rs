@@ -94,8 +94,24 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         validation: validation.as_ref(),
     };
     let is_first = world.has_first();
+    same_model(args, &plan)?;
     let init = init(args, is_first.then_some(output))?;
     let mut options = options(&args.train, init, device)?;
+    if let Some((dir, summary)) = finished(args, &options) {
+        if !is_first {
+            return Ok(());
+        }
+        let (checkpoint, run_dir) = (None, dir);
+        let answer = ExecuteJson {
+            run_dir,
+            checkpoint,
+            summary: &summary,
+        };
+        let (done, dir) = (first_step(&options.init), dir.display());
+        return output.answer(&answer, || {
+            format!("{done} steps are done: nothing is left to do in {dir}\n")
+        });
+    }
     // Rank 0's process leaves what there is to leave.
     let claims = is_first.then(|| Claims::of(args, &plan)).transpose()?;
     options.save = Some(Saving {
@@ -136,6 +152,36 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
     };
     let shown = save(args, &plan, ran)?;
     show(args, &plan, &shown, output)
+}
+
+/// The summary of a run that is to go on and has all its steps, with its directory.
+fn finished<'a>(args: &'a ExecuteArgs, options: &TrainOptions) -> Option<(&'a Path, RunSummary)> {
+    let dir = args.out.as_deref().filter(|_| args.again.goes_on)?;
+    let from = options.init.resumed()?;
+    let wants_more = args.save_hf.is_some() || args.profile_out.is_some();
+    if wants_more || from.step < options.steps || !from.checkpoint.starts_with(dir) {
+        return None;
+    }
+    let text = std::fs::read_to_string(dir.join("summary.json")).ok()?;
+    Some((dir, RunSummary::read(&text).ok()?))
+}
+
+/// Refuses to go on in the directory of a run of another model.
+fn same_model(args: &ExecuteArgs, plan: &Plan) -> Result<(), Failure> {
+    let Some(dir) = args.out.as_deref().filter(|_| args.again.goes_on) else {
+        return Ok(());
+    };
+    // What is no plan of ours is no run's.
+    let Ok(other) = Plan::load(&dir.join("plan.json")) else {
+        return Ok(());
+    };
+    checkpoint::of_other_model(&other.model, &plan.model).map_or(Ok(()), |differs| {
+        Err(Failure::Request(anyhow!(
+            "--out {}: found a run of another model, and --continue goes on with its own: {differs}; choose another \
+             directory",
+            dir.display()
+        )))
+    })
 }
 
 /// Writes what was asked for beside the run directory: all that can be, also where the directory could not be written.
@@ -257,7 +303,7 @@ fn init(args: &ExecuteArgs, output: Option<Output>) -> Result<Init, Failure> {
     }
     if let Some(output) = output {
         for why in &passed_over {
-            output.note(why)?;
+            Output::warn(why)?;
         }
         if let Some(from) = &found {
             output.say(&format!(
@@ -296,6 +342,7 @@ impl Claims {
         };
         // One of an earlier run is replaced.
         let of_profile = |dir: &PathBuf| {
+            files::check_no_run(dir, "a profile is written")?;
             let claim = Claim::again(dir, "a profile is written")?;
             claim.probe(1)?;
             Ok(claim)
@@ -479,7 +526,7 @@ fn train_in(
         began: Instant::now(),
     };
     // A reader of notes that went away shows when the answer is printed.
-    let on_note = |text: &str| drop(output.note(text));
+    let on_note = |text: &str| progress.suspend(|| drop(output.note(text)));
     let on_step = |record: &StepRecord| {
         lock(&journal).step(record, control, &on_note)?;
         progress.inc(1);
@@ -488,7 +535,7 @@ fn train_in(
             || record.step + 1 == options.steps
         {
             // A reader that went away shows when the answer is printed.
-            let _ = output.say(&course.line(record));
+            let _ = progress.suspend(|| output.say(&course.line(record)));
         }
         Ok(())
     };
@@ -738,6 +785,15 @@ pub(crate) fn options(
             args.warmup
         )));
     }
+    let of_wsd = [
+        ("--wsd-decay", args.wsd_decay.is_some()),
+        ("--wsd-decay-steps", args.wsd_decay_steps.is_some()),
+    ];
+    if args.lr_schedule != LrSchedule::Wsd
+        && let Some((flag, _)) = of_wsd.iter().find(|(_, is_given)| *is_given)
+    {
+        return Err(Failure::Request(anyhow!("{flag}: needs --lr-schedule wsd")));
+    }
     let steps = u64::from(args.steps);
     let first = first_step(&init);
     let first_traced = first + (steps.saturating_sub(first) / 4).min(3);
@@ -755,7 +811,7 @@ pub(crate) fn options(
             },
             steps: args.lr_decay_steps.map_or(steps, u64::from),
             floor: args.min_lr,
-            anneal: match args.wsd_decay {
+            anneal: match args.wsd_decay.unwrap_or(WsdDecay::Linear) {
                 WsdDecay::Linear => Anneal::Linear,
                 WsdDecay::Cosine => Anneal::Cosine,
                 WsdDecay::Exponential => Anneal::Exponential,

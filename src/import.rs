@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use moefold_executor::environment;
+use moefold_executor::files::check_no_run;
 use moefold_profiles::directory::MeasuredSteps;
 use moefold_profiles::import::{self, DeviceTime, Imported, LeftOut, Options};
 use moefold_profiles::statistics;
@@ -13,7 +14,7 @@ use moefold_reports::tables::Table;
 use serde::Serialize;
 
 use crate::cli::ImportArgs;
-use crate::failure::Failure;
+use crate::failure::{Failure, failure};
 use crate::output::Output;
 
 /// Names of work left out that are shown to a person who did not ask for all.
@@ -37,6 +38,7 @@ struct ImportJson<'a> {
 }
 
 pub(crate) fn run(args: &ImportArgs, output: Output) -> Result<(), Failure> {
+    check_no_run(&args.out, "a profile is written").map_err(failure)?;
     let options = Options {
         format: args.format,
         device: args.device.as_deref(),

@@ -59,6 +59,12 @@ impl Output {
         Ok(())
     }
 
+    /// Says on stderr what is not as it was asked for, whatever is to be printed.
+    pub(crate) fn warn(line: &str) -> Result<(), Failure> {
+        writeln!(io::stderr(), "warning: {line}")?;
+        Ok(())
+    }
+
     /// A progress bar on stderr; hidden unless stderr is a terminal.
     pub(crate) fn progress(self, length: u64, what: &'static str) -> ProgressBar {
         if self.quiet || !io::stderr().is_terminal() {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
+use moefold_executor::files::check_no_run;
 use moefold_executor::host::Pace;
 use moefold_executor::options::{Init, Savers, TrainOptions};
 use moefold_executor::profile::rehearsal::{Course, Rehearsal, rehearse};
@@ -68,6 +69,7 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
             args.budget_s
         )));
     }
+    check_no_run(&args.out, "a profile is written").map_err(failure)?;
     let plan = args
         .plan
         .as_deref()

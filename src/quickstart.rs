@@ -154,10 +154,23 @@ fn prepare<'a>(
             "--steps and --ranks: expected at least 1 each"
         )));
     }
+    let model = presets::load(MODEL).map_err(Failure::runtime)?;
+    let experts = model.moe().map_or(1, |moe| moe.experts);
+    if !experts.is_multiple_of(args.ranks.into()) {
+        let divides = |ranks: &u64| experts.is_multiple_of(*ranks);
+        let all: Vec<String> = (1..=experts)
+            .filter(divides)
+            .map(|ranks| ranks.to_string())
+            .collect();
+        return Err(Failure::Request(anyhow!(
+            "--ranks: found {}, expected one of {}, over which the {experts} experts of {MODEL} divide",
+            args.ranks,
+            all.join(", ")
+        )));
+    }
     fs::write(dir.join("text.txt"), TEXT)
         .with_context(|| format!("{}: cannot be written", dir.display()))
         .map_err(Failure::Runtime)?;
-    let model = presets::load(MODEL).map_err(Failure::runtime)?;
     let stream = TokenStream::text(&[dir.join("text.txt")], &Tokenizer::Byte).map_err(failure)?;
     let order = Order::Shuffled { seed: args.seed };
     let samples = Samples::new(stream, BATCH.seq_len, model.vocab_size, order).map_err(failure)?;

@@ -244,9 +244,22 @@ fn a_run_is_a_measurement_of_its_plan_and_what_is_none_is_refused() {
     plan(folder, "gpu.json", LAYOUTS[0], &[]);
     refused(
         folder,
-        &calibrate("gpu.json", "0.001"),
-        &["--measured 0.001", "gpu.json", "compute at their peak"],
+        &calibrate("gpu.json", "0.9"),
+        &["--measured 0.9", "gpu.json", "compute at their peak"],
     );
+    // In milliseconds, and what no factor explains.
+    for step_s in ["2505", "1e300", "1e-6"] {
+        for plan in ["plan.json", "gpu.json"] {
+            let expected = [step_s, plan, "within 100 times the"];
+            refused(folder, &calibrate(plan, step_s), &expected);
+        }
+    }
+    // A CPU's peak is a guess, which a factor may correct.
+    let predicted = &json::read(folder.join("plan.json"))["predicted"]["step_s"];
+    let step_s = (predicted.as_f64().expect("seconds") / 50.0).to_string();
+    let mut fast = calibrate("plan.json", &step_s);
+    fast[6] = "fast";
+    answer(folder, &fast);
     let mut unlike = calibrate("plan.json", "1.5").to_vec();
     unlike.extend(["--plan", "gpu.json", "--measured", "2.5"]);
     refused(folder, &unlike, &["gpu.json", "h100", "megatron"]);

@@ -627,6 +627,11 @@ fn a_plan_written_is_a_plan_read() {
 #[test]
 fn bad_requests_are_refused_with_what_would_work() {
     refused(
+        &["quickstart", "--ranks", "3"],
+        2,
+        &["--ranks: found 3", "1, 2, 4, 8, 16"],
+    );
+    refused(
         &["models", "mixtral-9x9b"],
         2,
         &["mixtral-9x9b", "Mixtral-8x7B"],

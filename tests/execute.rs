@@ -370,7 +370,8 @@ fn bad_weights_are_refused() {
     let init = |folder: &str, expected: &[&str]| {
         bench.refused(&["--data", &data, "--init", folder], expected);
     };
-    init(&bench.path("nowhere"), &["nowhere: is not a checkpoint"]);
+    init(&bench.path("nowhere"), &["nowhere: does not exist"]);
+    init(&fixture("."), &["is not a checkpoint: it has neither"]);
     init(
         &fixture("qwen3_moe"),
         &[

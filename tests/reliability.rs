@@ -394,6 +394,11 @@ fn tokens_are_held_to_their_checksums() {
     flip("tokens.idx");
     let (code, errors) = train(&[]);
     assert!(code == 2 && errors.contains("tokens.idx: "), "{errors}");
+    flip("tokens.idx");
+    fs::remove_file(bench.path("tokens.blake3")).expect("it is there");
+    let (code, errors) = train(&["--verify-data"]);
+    let expected = "tokens.bin: cannot be verified: tokens.blake3 holds no hash of it";
+    assert!(code == 2 && errors.contains(expected), "{errors}");
 }
 
 #[test]

@@ -297,8 +297,6 @@ fn oracle_a_run_goes_on_in_its_own_directory_with_every_step_once() {
     go("early", &until("6"));
     assert_eq!(bench.losses("early"), whole);
 
-    let again = [&SCHEDULE[..4], &until("6")].concat();
-    refused("run", &again, "step-6: 6 steps are done, of 6");
     refused("run", &until("8")[2..], "lr_schedule was");
     assert_eq!(
         bench.losses("run"),
@@ -317,6 +315,33 @@ fn oracle_a_run_goes_on_in_its_own_directory_with_every_step_once() {
     ];
     let (code, _, errors) = run(&mut program(&alone));
     assert!(code == 2 && errors.contains("--out"), "{errors}");
+}
+
+#[test]
+fn a_run_that_is_done_goes_no_further_and_one_of_another_model_is_not_begun_anew() {
+    let bench = Bench::new(&[ONE]);
+    let rest = ["--continue", "--save-every", "2", "--steps", "2"];
+    let go = || run(&mut bench.execute("1", "run", &rest));
+    let (code, _, errors) = go();
+    assert_eq!(code, 0, "{errors}");
+    // As a launcher does that starts all of its jobs again.
+    let before = contents(Path::new(&bench.path("run")));
+    let (code, answer, errors) = go();
+    assert_eq!(code, 0, "{errors}");
+    let expected = "2 steps are done: nothing is left to do";
+    assert!(answer.contains(expected), "{answer}");
+    assert!(contents(Path::new(&bench.path("run"))) == before);
+    let saved = bench.path("saved");
+    let asks = [&rest[..], &["--save-hf", &saved]].concat();
+    refused(&bench, "run", &asks, "2 steps are done, of 2");
+
+    // Of another model even where nothing is left to do.
+    let own = bench.path("run/plan.json");
+    let text = fs::read_to_string(&own).expect("it is there");
+    let other = text.replace("\"rope_theta\": 10000.0", "\"rope_theta\": 500.0");
+    assert_ne!(other, text);
+    fs::write(&own, other).expect("writable");
+    refused(&bench, "run", &rest, "found a run of another model");
 }
 
 #[test]
@@ -393,8 +418,13 @@ fn what_cannot_be_taken_up_is_refused_before_anything_is_written() {
     refused(&["--save-every", "0"], &["--save-every", "0"]);
     refused(
         &["--resume", &bench.path("nowhere")],
+        &["nowhere: does not exist; expected a checkpoint"],
+    );
+    fs::create_dir(bench.path("empty")).expect("writable");
+    refused(
+        &["--resume", &bench.path("empty")],
         &[
-            "nowhere: is no checkpoint and no run that has any",
+            "empty: is no checkpoint and no run that has any",
             "asked to save",
         ],
     );

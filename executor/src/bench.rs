@@ -9,7 +9,7 @@ use moefold_planner::layout::Batch;
 use moefold_planner::model::Model;
 use moefold_planner::model::count::{flops_per_token, params};
 use moefold_planner::plan::{LayoutRecord, PlannedLayout};
-use moefold_profiles::statistics::median;
+use moefold_profiles::statistics::quantile;
 use moefold_profiles::trace::TimeByCategory;
 use serde::Serialize;
 
@@ -81,9 +81,8 @@ pub fn measure(
     let train = TrainOptions::unpractised(WARMUP_STEPS + options.steps.max(1), options.device);
     let trained = train::run(plan, model, batch, &train, &samples, &|_| ())?;
     let timed = &trained.steps[WARMUP_STEPS as usize..];
-    let mut rates: Vec<f64> = timed.iter().map(|step| step.tokens_per_s).collect();
-    rates.sort_by(f64::total_cmp);
-    let tokens_per_s = median(rates.clone()).unwrap_or(0.0);
+    let rates: Vec<f64> = timed.iter().map(|step| step.tokens_per_s).collect();
+    let [slow, tokens_per_s, fast] = [0.25, 0.5, 0.75].map(|q| quantile(&rates, q).unwrap_or(0.0));
     let step_s = (batch.seq_len * batch.global_batch) as f64 / tokens_per_s;
     let summary = trained.summary;
     let scale = step_s / summary.step_s;
@@ -97,7 +96,7 @@ pub fn measure(
         layout: plan.layout,
         steps: timed.len() as u64,
         tokens_per_s,
-        tokens_per_s_quartiles: [rates[rates.len() / 4], rates[(rates.len() - 1) * 3 / 4]],
+        tokens_per_s_quartiles: [slow, fast],
         step_s,
         model_gflops: flops_per_token(model, batch.seq_len).0 * tokens_per_s / 1e9,
         time_s: summary.time_s.scaled(scale),

@@ -407,7 +407,7 @@ fn differences(saved: &Value, now: &Value) -> Vec<String> {
 }
 
 /// How a model differs from another that is to be trained on, in words.
-pub(crate) fn of_other_model(found: &Model, now: &Model) -> Option<String> {
+pub fn of_other_model(found: &Model, now: &Model) -> Option<String> {
     let [found, now] = [found, now].map(describe);
     let differ = differences(&found, &now);
     (!differ.is_empty()).then(|| differ.join(", "))
@@ -437,6 +437,10 @@ pub fn find(path: &Path) -> Result<Found, Error> {
             },
             passed_over: Vec::new(),
         });
+    }
+    if !path.exists() {
+        let reason = "does not exist; expected a checkpoint, or the directory of a run";
+        return Err(Error::malformed(path, reason));
     }
     let folder = path.join(FOLDER);
     if !folder.is_dir() {

@@ -29,10 +29,24 @@ pub struct Claim {
     is_again: bool,
 }
 
+fn in_use(dir: &Path, what: &str) -> Error {
+    Error::Request(format!(
+        "{}: another run writes to it, or it is named twice; {what} to a directory of its own: choose another",
+        dir.display()
+    ))
+}
+
 impl Claim {
     /// Holds `dir`, which must not exist or be empty: `what` is written to it.
     pub fn new(dir: &Path, what: &str) -> Result<Self, Error> {
-        check_new(dir, what)?;
+        check_new(dir, what).map_err(|refused| {
+            // What another writes is not to be removed.
+            let is_held = File::open(dir).is_ok_and(|dir| {
+                let tried = dir.try_lock();
+                matches!(tried, Err(TryLockError::WouldBlock))
+            });
+            if is_held { in_use(dir, what) } else { refused }
+        })?;
         Self::made(dir, what, false)
     }
 
@@ -44,13 +58,7 @@ impl Claim {
     fn made(dir: &Path, what: &str, is_again: bool) -> Result<Self, Error> {
         let is_made = !dir.exists();
         fs::create_dir_all(dir).map_err(Error::io(dir, "create"))?;
-        Self::hold(dir, is_made, is_again)?.ok_or_else(|| {
-            Error::Request(format!(
-                "{}: another run writes to it, or it is named twice; {what} to a directory of its own: \
-                 choose another",
-                dir.display()
-            ))
-        })
+        Self::hold(dir, is_made, is_again)?.ok_or_else(|| in_use(dir, what))
     }
 
     /// Holds the first of `folder/stem-1`, `folder/stem-2`, ... that nobody has made yet.

@@ -79,6 +79,12 @@ impl Conversion {
                  one first",
             ));
         }
+        if HuggingFace::are_in(from) {
+            return Err(Error::malformed(
+                from,
+                "has weights and no config.json, which says of what model they are: put it beside them",
+            ));
+        }
         let found = checkpoint::find(from)?;
         let dir = &found.resumed.checkpoint;
         let model = Index::load(dir)?.model;

@@ -275,18 +275,19 @@ impl Cut {
         let (all, found) = (stream.num_tokens(), tokens.end - tokens.start);
         let per_epoch = found.saturating_sub(1) / seq_len;
         if per_epoch == 0 {
-            let holds = if found == all {
-                format!("holds {found} tokens")
+            let (holds, larger) = if found == all {
+                (format!("holds {found} tokens"), "")
             } else {
-                format!(
-                    "holds {all} tokens in {} documents, {found} of them in a share of --split",
-                    stream.num_documents()
-                )
+                let documents = stream.num_documents();
+                let of_share = "of them in a share of --split";
+                let holds =
+                    format!("holds {all} tokens in {documents} documents, {found} {of_share}");
+                (holds, "a larger share, ")
             };
             return Err(Error::malformed(
                 stream.name(),
                 format!(
-                    "{holds}; one sample of sequence length {seq_len} needs {}: give more data or a shorter sequence",
+                    "{holds}; one sample of sequence length {seq_len} needs {}: give {larger}more data or a shorter sequence",
                     seq_len + 1
                 ),
             ));

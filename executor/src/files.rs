@@ -53,6 +53,21 @@ pub fn check_new(dir: &Path, what: &str) -> Result<(), Error> {
     )))
 }
 
+/// Refuses the directory of a run, whose files would be written over, and a file: `what` is written to another.
+pub fn check_no_run(dir: &Path, what: &str) -> Result<(), Error> {
+    if dir.is_file() {
+        return check_new(dir, what);
+    }
+    let files = ["steps.jsonl", "summary.json"];
+    let Some(file) = files.iter().find(|file| dir.join(file).exists()) else {
+        return Ok(());
+    };
+    Err(Error::Request(format!(
+        "{}: found a run's {file}; {what} to a directory of its own: choose another",
+        dir.display()
+    )))
+}
+
 /// Refuses what [`write_directory`] cannot make: what [`check_new`] refuses, and a path without a name.
 pub fn check_directory(dir: &Path, what: &str) -> Result<(), Error> {
     if dir.file_name().is_none() {
@@ -135,5 +150,13 @@ mod tests {
             assert!(error.to_string().contains(found), "{error}");
         }
         assert!(check_directory(&all.path().join("new"), "weights are written").is_ok());
+        // A run is not written over, and what else is in a directory is nobody's concern.
+        let of_profile = |dir: &Path| check_no_run(dir, "a profile is written");
+        assert!(of_profile(&full).is_ok() && of_profile(&all.path().join("new")).is_ok());
+        let refused = of_profile(&file).expect_err("a file").to_string();
+        assert!(refused.contains("is no directory"), "{refused}");
+        fs::write(full.join("steps.jsonl"), "").expect("writable");
+        let refused = of_profile(&full).expect_err("a run").to_string();
+        assert!(refused.contains("found a run's steps.jsonl"), "{refused}");
     }
 }

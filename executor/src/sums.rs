@@ -91,13 +91,14 @@ pub(crate) fn write(path: &Path, files: &[(String, String)]) -> Result<(), Error
 }
 
 /// Refuses files that do not hold what the sums at `path` say; those of which it says nothing, and all where there are
-/// no sums, are trusted. `skips` names files that are not read.
-pub(crate) fn check(path: &Path, skips: &dyn Fn(&str) -> bool) -> Result<(), Error> {
+/// no sums, are trusted. `skips` names files that are not read. Says how many were.
+pub(crate) fn check(path: &Path, skips: &dyn Fn(&str) -> bool) -> Result<usize, Error> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         Err(error) => return Err(Error::io(path, "read")(error)),
     };
+    let mut held = 0;
     for line in text.lines() {
         let is_name = |name: &str| !name.is_empty() && !name.contains('/');
         let Some((hash, name)) = line.split_once("  ").filter(|(_, name)| is_name(name)) else {
@@ -117,8 +118,9 @@ pub(crate) fn check(path: &Path, skips: &dyn Fn(&str) -> bool) -> Result<(), Err
             );
             return Err(Error::malformed(file, reason));
         }
+        held += 1;
     }
-    Ok(())
+    Ok(held)
 }
 
 #[cfg(test)]

@@ -373,24 +373,17 @@ impl Sample {
 
     /// The median timing.
     pub fn median(&self) -> Seconds {
-        Seconds(quantile(&self.seconds, 0.5))
+        Seconds(self.quantile(0.5))
     }
 
     /// Relative spread: the interquartile range over the median, 0 for a single timing.
     pub fn spread(&self) -> f64 {
-        (quantile(&self.seconds, 0.75) - quantile(&self.seconds, 0.25)) / self.median().0
+        (self.quantile(0.75) - self.quantile(0.25)) / self.median().0
     }
-}
 
-/// The quantile `q` by linear interpolation between order statistics.
-fn quantile(values: &[f64], q: f64) -> f64 {
-    assert!(!values.is_empty(), "a sample has at least one timing");
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let position = q * (sorted.len() - 1) as f64;
-    let below = sorted[position.floor() as usize];
-    let above = sorted[position.ceil() as usize];
-    below + (above - below) * position.fract()
+    fn quantile(&self, q: f64) -> f64 {
+        statistics::quantile(&self.seconds, q).expect("a sample has at least one timing")
+    }
 }
 
 impl Profile {

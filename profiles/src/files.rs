@@ -1,7 +1,8 @@
 //! Files that are whole or not there: written to a temporary name beside the final one, then renamed.
 
-use std::fs::Permissions;
+use std::fs::OpenOptions;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 /// Writes `path` through `fill`. Until it returns and the data is out, the old content stays.
@@ -15,20 +16,17 @@ pub fn write_atomically(
     };
     let mut file = tempfile::Builder::new()
         .prefix(".moefold-")
-        .permissions(default_permissions())
-        .tempfile_in(folder)?;
+        // With the permissions of a file created the ordinary way, and errors that do not name what nobody asked for.
+        .make_in(folder, |path| {
+            let mut options = OpenOptions::new();
+            options.write(true).create_new(true).mode(0o666).open(path)
+        })?;
     let mut writer = BufWriter::with_capacity(1 << 20, file.as_file_mut());
     fill(&mut writer)?;
     writer.flush()?;
     drop(writer);
     file.persist(path).map_err(|error| error.error)?;
     Ok(())
-}
-
-/// What a file created the ordinary way may do; a temporary file's own default is private.
-fn default_permissions() -> Permissions {
-    use std::os::unix::fs::PermissionsExt as _;
-    Permissions::from_mode(0o666)
 }
 
 #[cfg(test)]
@@ -47,5 +45,8 @@ mod tests {
         assert_eq!(failed.expect_err("fails").to_string(), "disk full");
         assert_eq!(std::fs::read_to_string(&path).expect("there"), "1\n");
         assert_eq!(std::fs::read_dir(folder.path()).expect("there").count(), 1);
+        let nowhere = write_atomically(&folder.path().join("no/plan.json"), |_| Ok(()));
+        let said = nowhere.expect_err("no folder").to_string();
+        assert_eq!(said, "No such file or directory (os error 2)");
     }
 }

@@ -68,7 +68,8 @@ pub fn is_log(text: &str) -> bool {
 /// The steps that a profile directory or a log of Megatron-LM holds; a directory may have none.
 pub fn steps(path: &Path) -> Result<Option<MeasuredSteps>, ImportError> {
     if path.is_dir() {
-        return Ok(Profile::load(path)?.steps);
+        let profile = Profile::load(path).map_err(ImportError::Directory)?;
+        return Ok(profile.steps);
     }
     let options = Options {
         format: Some(Format::MegatronLog),

@@ -148,6 +148,11 @@ impl Costs {
         }
     }
 
+    /// The factors that prices are multiplied by.
+    pub fn factors(&self) -> Factors {
+        self.factors
+    }
+
     /// The same prices multiplied by these factors, instead of by those they had; they count as not
     /// calibrated.
     #[must_use]

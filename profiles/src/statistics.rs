@@ -11,6 +11,16 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
     Some(f64::midpoint(*below, values[middle]))
 }
 
+/// The quantile `q` by linear interpolation between order statistics: 0.5 is the median. None without values.
+pub fn quantile(values: &[f64], q: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let position = q * sorted.len().checked_sub(1)? as f64;
+    let below = sorted[position.floor() as usize];
+    let above = sorted[position.ceil() as usize];
+    Some(below + (above - below) * position.fract())
+}
+
 /// Of some values by name those whose half is nearest to `middle`, at least three where there are: what something
 /// else held up is not among them. The nearest come first, and of two as near the one that stands first.
 pub fn nearest_half<T>(mut values: Vec<(T, f64)>, middle: f64) -> Vec<T> {

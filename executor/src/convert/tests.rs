@@ -93,11 +93,16 @@ fn what_does_not_fit_is_refused_and_nothing_is_written_over() {
     ] {
         assert!(refused.to_string().contains("is not empty"), "{refused}");
     }
-    let none = Conversion::open(&dir.path().join("none"), None).expect_err("nothing");
-    assert!(
-        none.to_string().contains("none: is no checkpoint"),
-        "{none}"
-    );
+    let refused = |from: &Path, expected: &str| {
+        let error = Conversion::open(from, None)
+            .expect_err(expected)
+            .to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    refused(&dir.path().join("none"), "none: does not exist");
+    refused(dir.path(), "is no checkpoint");
+    std::fs::write(dir.path().join("model.safetensors"), "").expect("writes");
+    refused(dir.path(), "has weights and no config.json");
 }
 
 /// Trains the model of a folder on one rank with the tokens of a fixture.

@@ -13,6 +13,7 @@ mod index;
 mod megatron;
 mod write;
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
@@ -97,10 +98,19 @@ impl Indexed {
         })
     }
 
-    /// Refuses tokens that are not those that were written, where sums lie beside them. All are read.
+    /// Refuses tokens that are not those that were written, by the sums beside them, and those of which no sum says. All are
+    /// read.
     pub fn verify(&self) -> Result<(), Error> {
         let sums = self.bin_path.with_extension(write::SUMS);
-        sums::check(&sums, &|name| !are_tokens(name))
+        let own = self.bin_path.file_name();
+        if sums::check(&sums, &|name| own != Some(OsStr::new(name)))? > 0 {
+            return Ok(());
+        }
+        let reason = format!(
+            "cannot be verified: {} holds no hash of it; leave out --verify-data, or have `moefold data prepare` write both",
+            sums.display()
+        );
+        Err(Error::malformed(&self.bin_path, reason))
     }
 
     /// The file that holds the ids.

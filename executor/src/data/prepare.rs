@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek as _};
 use std::num::NonZero;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -74,8 +75,13 @@ impl Preparation<'_> {
         self.tokenizer.vocab_size().max(end)
     }
 
-    /// Writes `PREFIX.bin` and `PREFIX.idx`. `read` is told how many bytes of the inputs have been read.
-    pub fn write(&self, prefix: &Path, read: &dyn Fn(u64)) -> Result<Prepared, Error> {
+    /// Writes `PREFIX.bin` and `PREFIX.idx`. `read` is told how many bytes of the inputs have been read, and may stop it:
+    /// then nothing is written, and there is nothing to return.
+    pub fn write(
+        &self,
+        prefix: &Path,
+        read: &dyn Fn(u64) -> ControlFlow<()>,
+    ) -> Result<Option<Prepared>, Error> {
         let element = Element::for_vocab(self.vocab_size());
         let mut prepared = Prepared {
             documents: 0,
@@ -84,8 +90,8 @@ impl Preparation<'_> {
             text_bytes: 0,
             element,
         };
-        let mut before = 0;
-        write_documents(prefix, element, |out| {
+        let (mut before, mut is_stopped) = (0, false);
+        let written = write_documents(prefix, element, |out| {
             for path in self.inputs {
                 let mut input = Input::open(path)?;
                 while let Some(batch) = input.batch(self.key)? {
@@ -100,7 +106,10 @@ impl Preparation<'_> {
                         prepared.tokens += ids.len() as u64;
                         out.push(&ids)?;
                     }
-                    read(before + input.position()?);
+                    if read(before + input.position()?).is_break() {
+                        is_stopped = true;
+                        return Err(Error::Request("stopped".to_owned()));
+                    }
                 }
                 before += input.position()?;
             }
@@ -111,8 +120,11 @@ impl Preparation<'_> {
                 ));
             }
             Ok(())
-        })?;
-        Ok(prepared)
+        });
+        if is_stopped {
+            return Ok(None);
+        }
+        written.map(|()| Some(prepared))
     }
 
     /// [`Preparation::encode`] of some documents, in order, on all cores.
@@ -284,9 +296,12 @@ mod tests {
             tokenizer: &Tokenizer::Byte,
             eod,
         };
-        preparation.write(prefix, &|read| {
-            assert!(read <= preparation.bytes().expect("they are there"));
-        })
+        preparation
+            .write(prefix, &|read| {
+                assert!(read <= preparation.bytes().expect("they are there"));
+                ControlFlow::Continue(())
+            })
+            .map(|prepared| prepared.expect("nobody stops it"))
     }
 
     #[test]
@@ -315,6 +330,22 @@ mod tests {
         assert_eq!(data.num_documents(), 5);
         let ids: Vec<i64> = "ab\0é\0cd\n\0ab\0é\0".bytes().map(i64::from).collect();
         assert_eq!(data.ids(0..16).expect("reads"), ids);
+    }
+
+    #[test]
+    fn what_is_stopped_leaves_nothing() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let inputs = [written(folder.path(), "a.txt", b"ab")];
+        let preparation = Preparation {
+            inputs: &inputs,
+            key: "text",
+            tokenizer: &Tokenizer::Byte,
+            eod: None,
+        };
+        let stopped = preparation.write(&folder.path().join("set"), &|_| ControlFlow::Break(()));
+        assert_eq!(stopped.expect("no error"), None);
+        let left = std::fs::read_dir(folder.path()).expect("readable").count();
+        assert_eq!(left, 1, "the text alone");
     }
 
     #[test]

@@ -24,6 +24,8 @@ use super::stored::{Stored, read_header};
 use crate::error::Error;
 use crate::sums;
 
+/// Files of weights: all of them, or an index of several.
+const FILES: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
 /// How the tensors end that experts of GPT-OSS are published as: 4-bit numbers, and a scale for 32 of them.
 const MXFP4: &str = "_proj_blocks";
 
@@ -57,6 +59,11 @@ struct ShardIndex {
 }
 
 impl HuggingFace {
+    /// Whether a folder has weights, whatever else.
+    pub fn are_in(dir: &Path) -> bool {
+        FILES.iter().any(|name| dir.join(name).is_file())
+    }
+
     /// Opens the folder `dir` and checks that it holds exactly the tensors `expected`.
     pub fn open(dir: &Path, expected: &[GlobalTensor]) -> Result<Self, Error> {
         let mut files = Vec::new();
@@ -144,7 +151,7 @@ impl HuggingFace {
 
     /// Refuses files that do not hold what was written, where sums lie beside them. All are read.
     pub(crate) fn verify(&self) -> Result<(), Error> {
-        sums::check(&self.dir.join(SUMS), &|_| false)
+        sums::check(&self.dir.join(SUMS), &|_| false).map(drop)
     }
 
     /// A hash of the lengths of the files and of some bytes at so many places of each, the end among them.
@@ -189,16 +196,18 @@ impl HuggingFace {
 
 /// The safetensors files of a folder.
 fn shard_paths(dir: &Path) -> Result<Vec<PathBuf>, Error> {
-    let single = dir.join("model.safetensors");
-    let index = dir.join("model.safetensors.index.json");
+    let [single, index] = FILES.map(|name| dir.join(name));
     if single.is_file() {
         return Ok(vec![single]);
     }
     if !index.is_file() {
-        return Err(Error::malformed(
-            dir,
-            "is not a checkpoint: it has neither model.safetensors nor model.safetensors.index.json",
-        ));
+        let [single, index] = FILES;
+        let reason = if dir.exists() {
+            format!("is not a checkpoint: it has neither {single} nor {index}")
+        } else {
+            format!("does not exist; expected a folder with {single} or {index}")
+        };
+        return Err(Error::malformed(dir, reason));
     }
     let text = std::fs::read_to_string(&index).map_err(Error::io(&index, "read"))?;
     let parsed: ShardIndex = serde_json::from_str(&text)

@@ -125,9 +125,26 @@ fn sentences(broken: &[Illegal]) -> String {
     sentences.join("; ")
 }
 
+/// Something else where a plan was expected.
+fn other(path: &Path, found: &str) -> PlanFileError {
+    PlanFileError::Malformed {
+        path: path.to_owned(),
+        problem: format!("is {found}; expected a plan, which `moefold plan --out FILE` writes"),
+    }
+}
+
 impl Plan {
     /// Reads and checks a plan.
     pub fn load(path: &Path) -> Result<Self, PlanFileError> {
+        if path.is_dir() {
+            let own = path.join("plan.json");
+            let of_run = if own.is_file() {
+                format!(" (the plan of its run is {})", own.display())
+            } else {
+                String::new()
+            };
+            return Err(other(path, &format!("a directory{of_run}")));
+        }
         let text = std::fs::read_to_string(path).map_err(|source| PlanFileError::Io {
             path: path.to_owned(),
             source,
@@ -141,25 +158,30 @@ impl Plan {
             path: path.to_owned(),
             problem: error.to_string(),
         };
-        let value: Value = serde_json::from_str(text).map_err(malformed)?;
-        if let Some(object) = value.as_object() {
-            // The version first: a newer format may well have other keys.
-            match object.get("version") {
-                Some(version) if version.as_u64() == Some(PLAN_VERSION.into()) => {}
-                version => {
-                    return Err(PlanFileError::Version {
-                        path: path.to_owned(),
-                        found: version.map_or("none".to_owned(), ToString::to_string),
-                    });
-                }
-            }
-            if let Some(key) = object.keys().find(|key| !KEYS.contains(&key.as_str())) {
-                return Err(PlanFileError::UnknownKey {
+        let value: Value = serde_json::from_str(text)
+            .map_err(|error| other(path, &format!("no JSON ({error})")))?;
+        let Some(object) = value.as_object() else {
+            return Err(other(path, "JSON but no object"));
+        };
+        if object.contains_key("plans") {
+            return Err(other(path, "an answer of `plan --json`"));
+        }
+        // The version first: a newer format may well have other keys.
+        match object.get("version") {
+            Some(version) if version.as_u64() == Some(PLAN_VERSION.into()) => {}
+            version => {
+                return Err(PlanFileError::Version {
                     path: path.to_owned(),
-                    key: key.clone(),
-                    nearest: nearest(key, KEYS).unwrap_or(KEYS[0]),
+                    found: version.map_or("none".to_owned(), ToString::to_string),
                 });
             }
+        }
+        if let Some(key) = object.keys().find(|key| !KEYS.contains(&key.as_str())) {
+            return Err(PlanFileError::UnknownKey {
+                path: path.to_owned(),
+                key: key.clone(),
+                nearest: nearest(key, KEYS).unwrap_or(KEYS[0]),
+            });
         }
         let plan: Self = serde_json::from_value(value).map_err(malformed)?;
         plan.check(path)?;
@@ -256,6 +278,26 @@ mod tests {
         assert_eq!(Plan::load(&path).expect("loads"), plan);
         let left = std::fs::read_dir(folder.path()).expect("lists").count();
         assert_eq!(left, 1, "no temporary file stays");
+    }
+
+    #[test]
+    fn what_is_no_plan_is_said_to_be_something_else() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let refused = |path: &Path, expected: &str| {
+            let error = Plan::load(path).expect_err(expected).to_string();
+            assert!(error.contains(expected), "{expected:?} is not in: {error}");
+        };
+        refused(folder.path(), "is a directory; expected a plan");
+        let path = folder.path().join("plan.json");
+        for (text, expected) in [
+            ("One morning", "is no JSON (expected value"),
+            ("[1]", "is JSON but no object"),
+            ("{\"plans\": []}", "is an answer of `plan --json`"),
+        ] {
+            std::fs::write(&path, text).expect("writable");
+            refused(&path, expected);
+        }
+        refused(folder.path(), "the plan of its run is");
     }
 
     #[test]

@@ -246,12 +246,12 @@ fn time_by_category(
     time
 }
 
-/// Whether nothing but the device bounds what work there is and how fast: prices of a profile and factors of a
-/// calibration are the user's, and of tokens that a capacity drops the model FLOPs count all.
+/// Whether nothing but the device bounds what work there is and how fast: prices of a profile, factors of a
+/// calibration and those that one tries are the user's, and of tokens that a capacity drops the model FLOPs count all.
 fn is_bounded(question: &Question<'_>) -> bool {
     let costs = question.costs;
     let ours = costs.samples_spread().is_none() && costs.calibration().is_none();
-    ours && question.expert_capacity().is_none()
+    ours && costs.factors().compute >= 1.0 && question.expert_capacity().is_none()
 }
 
 /// The dtype whose peak the model FLOP/s are compared with.

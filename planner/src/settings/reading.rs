@@ -47,9 +47,8 @@ pub fn read(
 ) -> Result<Reading, Vec<Problem>> {
     let mut said = Said::new(settings);
     for Setting { name, value } in &settings.flags {
-        let is_switch = table::find(name).is_some_and(|known| known.is_switch);
         if let Value::Words(words) = value
-            && is_switch
+            && table::is_switch(name)
         {
             let expected = "no value: it is on where it stands, and off where it is absent";
             said.wrong(name, &words.join(" "), expected);

@@ -359,7 +359,7 @@ fn say(words: &[String], settings: &mut Settings) {
             None => (word, None),
         };
         let mut values: Vec<String> = joined.into_iter().collect();
-        let takes_none = table::find(&name(own)).is_some_and(|known| known.is_switch);
+        let takes_none = table::is_switch(&name(own));
         while let Some(value) = words.get(at).filter(|word| !word.starts_with("--")) {
             if is_of_caller(value) || (takes_none && value.contains('$')) {
                 settings.elsewhere.push(value.clone());

@@ -124,6 +124,11 @@ pub fn find(name: &str) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.name == name)
 }
 
+/// Whether a flag takes no value.
+pub(super) fn is_switch(name: &str) -> bool {
+    find(name).is_some_and(|known| known.is_switch)
+}
+
 /// See the module's documentation.
 pub const FLAGS: &[Flag] = &[
     // The model.

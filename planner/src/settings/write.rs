@@ -703,7 +703,8 @@ pub(super) fn merged(base: &Settings, own: &Written, plan: &Written) -> Written 
     let mut settings = Settings {
         env: base.env.clone(),
         flags: base.flags.clone(),
-        elsewhere: base.elsewhere.clone(),
+        // Notes say what these are.
+        elsewhere: Vec::new(),
     };
     let mut remarks = Vec::new();
     for facet in Facet::ALL {

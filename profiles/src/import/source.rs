@@ -80,8 +80,11 @@ pub enum ImportError {
         known: String,
     },
     /// What the file says makes times that are none.
-    #[error("{0}, as this file would make it")]
+    #[error("this file would make a profile that is not valid")]
     Profile(#[from] ProfileError),
+    /// A profile directory cannot be read.
+    #[error(transparent)]
+    Directory(ProfileError),
     /// The caller named an unknown device.
     #[error(transparent)]
     Device(#[from] presets::ClusterError),

@@ -126,7 +126,8 @@ fn oracle_megatron_core_reads_prepared_text() {
         tokenizer,
         eod: Some(256),
     };
-    preparation.write(&prefix, &|_| ()).expect("prepares");
+    let go_on = |_| std::ops::ControlFlow::Continue(());
+    preparation.write(&prefix, &go_on).expect("prepares");
     let found = read(&prefix);
     let bytes = texts.map(|text| {
         let ids = text.bytes().map(i32::from);

@@ -297,5 +297,5 @@ fn prepared(place: &Path, name: &str, input: &[u8]) -> Result<(), String> {
         tokenizer: &Tokenizer::Byte,
         eod: Some(0),
     };
-    said(preparation.write(&place.join("set"), &|_| {}))
+    said(preparation.write(&place.join("set"), &|_| std::ops::ControlFlow::Continue(())))
 }
