@@ -169,7 +169,7 @@ fn the_failure_of_a_rank_is_passed_on_once_with_its_exit_code() {
     let (code, _, errors) =
         run(&mut bench.execute(&["--launch", "processes", "--init", &nowhere, "--out", &out]));
     assert_eq!(code, 2, "{errors}");
-    assert!(errors.contains("nowhere: is not a checkpoint"), "{errors}");
+    assert!(errors.contains("nowhere: does not exist"), "{errors}");
     assert_eq!(errors.matches("error: ").count(), 1, "{errors}");
 }
 
@@ -261,7 +261,7 @@ fn a_rank_that_fails_before_the_ranks_meet_is_not_waited_for() {
     assert_eq!(code, 1, "{errors}");
     assert!(
         errors.contains("rank 1 failed before it could take part")
-            && errors.contains("nowhere: is not a checkpoint"),
+            && errors.contains("nowhere: does not exist"),
         "{errors}"
     );
 }
