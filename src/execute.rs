@@ -1,5 +1,7 @@
 //! `moefold execute`: train under a plan and leave a run directory.
 
+mod begin;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::anyhow;
 use moefold_executor::Error;
-use moefold_executor::checkpoint::{self, Written};
+use moefold_executor::checkpoint::Written;
 use moefold_executor::claim::Claim;
 use moefold_executor::control::{Control, Watch};
 use moefold_executor::data::{
@@ -94,10 +96,10 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         validation: validation.as_ref(),
     };
     let is_first = world.has_first();
-    same_model(args, &plan)?;
-    let init = init(args, is_first.then_some(output))?;
+    begin::same_model(args, &plan)?;
+    let init = begin::init(args, is_first.then_some(output))?;
     let mut options = options(&args.train, init, device)?;
-    if let Some((dir, summary)) = finished(args, &options) {
+    if let Some((dir, summary)) = begin::finished(args, &options) {
         if !is_first {
             return Ok(());
         }
@@ -152,36 +154,6 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
     };
     let shown = save(args, &plan, ran)?;
     show(args, &plan, &shown, output)
-}
-
-/// The summary of a run that is to go on and has all its steps, with its directory.
-fn finished<'a>(args: &'a ExecuteArgs, options: &TrainOptions) -> Option<(&'a Path, RunSummary)> {
-    let dir = args.out.as_deref().filter(|_| args.again.goes_on)?;
-    let from = options.init.resumed()?;
-    let wants_more = args.save_hf.is_some() || args.profile_out.is_some();
-    if wants_more || from.step < options.steps || !from.checkpoint.starts_with(dir) {
-        return None;
-    }
-    let text = std::fs::read_to_string(dir.join("summary.json")).ok()?;
-    Some((dir, RunSummary::read(&text).ok()?))
-}
-
-/// Refuses to go on in the directory of a run of another model.
-fn same_model(args: &ExecuteArgs, plan: &Plan) -> Result<(), Failure> {
-    let Some(dir) = args.out.as_deref().filter(|_| args.again.goes_on) else {
-        return Ok(());
-    };
-    // What is no plan of ours is no run's.
-    let Ok(other) = Plan::load(&dir.join("plan.json")) else {
-        return Ok(());
-    };
-    checkpoint::of_other_model(&other.model, &plan.model).map_or(Ok(()), |differs| {
-        Err(Failure::Request(anyhow!(
-            "--out {}: found a run of another model, and --continue goes on with its own: {differs}; choose another \
-             directory",
-            dir.display()
-        )))
-    })
 }
 
 /// Writes what was asked for beside the run directory: all that can be, also where the directory could not be written.
@@ -284,40 +256,6 @@ fn described(saved: &Written) -> String {
         saved.bytes as f64 / f64::from(1 << 20),
         saved.seconds
     )
-}
-
-/// What a run begins with, as the flags say; the choice of a checkpoint is shown on `output`.
-fn init(args: &ExecuteArgs, output: Option<Output>) -> Result<Init, Failure> {
-    let (mut found, mut passed_over) = (None, Vec::new());
-    if let (true, Some(dir)) = (args.again.goes_on, &args.out) {
-        (found, passed_over) = checkpoint::newest(dir).map_err(failure)?;
-        if found.is_none() && !passed_over.is_empty() {
-            // They have lost files: to begin again would throw the run away.
-            checkpoint::find(dir).map_err(failure)?;
-        }
-    }
-    if let (None, Some(path)) = (&found, &args.resume) {
-        let other = checkpoint::find(path).map_err(failure)?;
-        passed_over.extend(other.passed_over);
-        found = Some(other.resumed);
-    }
-    if let Some(output) = output {
-        for why in &passed_over {
-            Output::warn(why)?;
-        }
-        if let Some(from) = &found {
-            output.say(&format!(
-                "going on from {}, after {} steps",
-                from.checkpoint.display(),
-                from.step
-            ))?;
-        }
-    }
-    Ok(match (found, args.init.to_str()) {
-        (Some(from), _) => Init::Resume(from),
-        (None, Some("random")) => Init::Random,
-        (None, _) => Init::HuggingFace(args.init.clone()),
-    })
 }
 
 /// What a run will write, held and tried before its first step.

@@ -82,7 +82,8 @@ pub fn measure(
     let trained = train::run(plan, model, batch, &train, &samples, &|_| ())?;
     let timed = &trained.steps[WARMUP_STEPS as usize..];
     let rates: Vec<f64> = timed.iter().map(|step| step.tokens_per_s).collect();
-    let [slow, tokens_per_s, fast] = [0.25, 0.5, 0.75].map(|q| quantile(&rates, q).unwrap_or(0.0));
+    let [slow, tokens_per_s, fast] =
+        [0.25, 0.5, 0.75].map(|q| quantile(rates.clone(), q).unwrap_or(0.0));
     let step_s = (batch.seq_len * batch.global_batch) as f64 / tokens_per_s;
     let summary = trained.summary;
     let scale = step_s / summary.step_s;

@@ -544,9 +544,7 @@ fn rank<'a>(
         unseen.children += left.map(|unit| unit.children(questions)).sum::<u64>();
     }
     let most = limit(&ranking);
-    let is_wanted = |place: usize, found: &Found<'_>| place < top || found.score(objective) <= most;
-    let last = (0..ranking.len()).find(|&place| !is_wanted(place, &ranking[place]));
-    ranking.truncate(last.unwrap_or(kept));
+    ranking.truncate(ranking.partition_point(|found| found.score(objective) <= most));
     Ranked { ranking, unseen }
 }
 

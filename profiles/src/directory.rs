@@ -382,7 +382,7 @@ impl Sample {
     }
 
     fn quantile(&self, q: f64) -> f64 {
-        statistics::quantile(&self.seconds, q).expect("a sample has at least one timing")
+        statistics::quantile(self.seconds.clone(), q).expect("a sample has at least one timing")
     }
 }
 

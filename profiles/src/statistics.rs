@@ -1,24 +1,36 @@
 //! Statistics of timings.
 
 /// The median; of an even number, the mean of the middle two. None of none.
-pub fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 {
-        return Some(values[middle]);
-    }
-    let below = values.get(middle.checked_sub(1)?)?;
-    Some(f64::midpoint(*below, values[middle]))
+pub fn median(values: Vec<f64>) -> Option<f64> {
+    quantile(values, 0.5)
 }
 
-/// The quantile `q` by linear interpolation between order statistics: 0.5 is the median. None without values.
-pub fn quantile(values: &[f64], q: f64) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let position = q * sorted.len().checked_sub(1)? as f64;
-    let below = sorted[position.floor() as usize];
-    let above = sorted[position.ceil() as usize];
+/// The quantile `q` by linear interpolation between order statistics. None without values.
+pub fn quantile(mut values: Vec<f64>, q: f64) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let position = q * values.len().checked_sub(1)? as f64;
+    let below = values[position.floor() as usize];
+    let above = values[position.ceil() as usize];
     Some(below + (above - below) * position.fract())
+}
+
+/// Of some things those that no other beats in both of two respects, in each of which less is better: the least in the first
+/// of them first. Of equals the one that stands first.
+pub fn unbeaten<T>(mut all: Vec<T>, respects: impl Fn(&T) -> [f64; 2]) -> Vec<T> {
+    all.sort_by(|a, b| {
+        let ([first, second], [other_first, other_second]) = (respects(a), respects(b));
+        first
+            .total_cmp(&other_first)
+            .then(second.total_cmp(&other_second))
+    });
+    let mut least = f64::INFINITY;
+    all.retain(|one| {
+        let [_, second] = respects(one);
+        let is_less = second < least;
+        least = least.min(second);
+        is_less
+    });
+    all
 }
 
 /// Of some values by name those whose half is nearest to `middle`, at least three where there are: what something
@@ -62,7 +74,7 @@ pub fn never_falling(mut points: Vec<[f64; 3]>) -> Vec<[f64; 2]> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{median, nearest_half, never_falling};
+    use super::*;
 
     proptest! {
         /// By the other definition: at each size, of all that begin no later the most of what their means fall to by
@@ -107,6 +119,21 @@ mod tests {
         // One rare slow point does not speak for what is larger.
         let rare = vec![[1.0, 10.0, 1.0], [2.0, 4.0, 5.0], [3.0, 9.0, 2.0]];
         assert_eq!(never_falling(rare), [[1.0, 5.0], [2.0, 5.0], [3.0, 9.0]]);
+    }
+
+    #[test]
+    fn law_unbeaten_is_what_nothing_beats_in_both() {
+        let points: Vec<[f64; 2]> = (0..40)
+            .map(|i| [(i * 7) % 13, (i * 5) % 11].map(f64::from))
+            .collect();
+        let left = unbeaten(points.clone(), |point| *point);
+        for point in &points {
+            let beats =
+                |other: &[f64; 2]| other != point && other[0] <= point[0] && other[1] <= point[1];
+            let is_beaten = points.iter().any(beats);
+            assert_eq!(left.contains(point), !is_beaten, "{point:?}");
+        }
+        assert!(left.windows(2).all(|pair| pair[0][0] < pair[1][0]));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use moefold_planner::answer::{
-    Answer, PlacedExperts, PlacedLayer, RuledOut, Shortage, Untried, Verdict, Why,
+    Answer, PlacedExperts, PlacedLayer, RuledOut, Untried, Verdict, Why,
 };
 use moefold_planner::choice::Objective;
 use moefold_planner::plan::{Alternative, PlannedLayout, PlannedRouting};
@@ -187,44 +187,6 @@ fn became(answer: &Answer, why: &Why) -> String {
     out
 }
 
-/// What a request that nothing satisfies needs at least, change by change, and the smallest that fits.
-pub fn shortage_table(shortage: &Shortage) -> String {
-    let mut table = Table::new([
-        "change".to_owned(),
-        ">least memory (GiB)".to_owned(),
-        "fits".to_owned(),
-        "layout".to_owned(),
-        "recompute".to_owned(),
-    ]);
-    for saver in &shortage.savers {
-        table.row([
-            saver.change.clone(),
-            format!("{:.1}", saver.peak_gib),
-            if saver.fits { "yes" } else { "no" }.to_owned(),
-            saver.layout.to_string(),
-            format::recompute(&saver.recompute),
-        ]);
-    }
-    let mut out = table.text();
-    out.push('\n');
-    let smallest = match shortage.smallest() {
-        Some(saver) => {
-            let more = shortage.savers.last().filter(|more| more.fits);
-            let more = more.filter(|more| more.change != saver.change);
-            let more = more.map(|more| format!(" By more ranks alone: {}.", more.change));
-            format!(
-                "The smallest of these changes that fits: {}.{}",
-                saver.change,
-                more.unwrap_or_default()
-            )
-        }
-        None => "None of these changes fits by itself; a shorter sequence or a smaller model may."
-            .to_owned(),
-    };
-    line(&mut out, &smallest);
-    out
-}
-
 fn line(out: &mut String, text: &str) {
     out.push_str(text);
     out.push('\n');
@@ -293,48 +255,6 @@ fn ranking(answer: &Answer) -> Table {
         ]);
     }
     table
-}
-
-/// What less memory costs, as a table in text: of the candidates of a search with a front those that no other beats in both time and
-/// memory, the fastest first.
-pub fn front_table(answer: &Answer) -> String {
-    let Some(first) = answer.plans.first() else {
-        return String::new();
-    };
-    let mut all = answer.search.feasible.clone();
-    all.push(first.into());
-    all.sort_by(|a, b| {
-        let by_time = a.step_s.total_cmp(&b.step_s);
-        by_time.then(a.peak_gib.total_cmp(&b.peak_gib))
-    });
-    let mut least = f64::INFINITY;
-    all.retain(|candidate| {
-        let is_less = candidate.peak_gib < least;
-        least = least.min(candidate.peak_gib);
-        is_less
-    });
-    let longest = all.iter().map(|one| one.step_s).fold(0.0, f64::max);
-    let largest = all.iter().map(|one| one.peak_gib).fold(0.0, f64::max);
-    let time = TimeUnit::for_longest(longest);
-    let memory = MemoryUnit::for_largest(largest);
-    let mut table = Table::new([
-        "with less memory".to_owned(),
-        "recompute".to_owned(),
-        format!(">step ({})", time.name()),
-        String::new(),
-        format!(">peak ({})", memory.name()),
-    ]);
-    let [per_second, per_gib] = [time.per_second(), memory.per_gib()];
-    for candidate in &all {
-        table.row([
-            format::candidate(candidate),
-            format::recompute(&candidate.recompute),
-            format::in_column(candidate.step_s * per_second, longest * per_second),
-            format::signed_percent(candidate.step_s / first.predicted.step_s - 1.0),
-            format::in_column(candidate.peak_gib * per_gib, largest * per_gib),
-        ]);
-    }
-    table.text()
 }
 
 /// A row a category, a column a plan, shares beside the seconds of the first.
@@ -706,7 +626,7 @@ fn search(answer: &Answer) -> String {
 
 #[cfg(test)]
 mod tests {
-    use moefold_planner::answer::{Candidate, InsideDomain, Size};
+    use moefold_planner::answer::{InsideDomain, Size};
     use moefold_planner::plan::Outcome;
     use moefold_profiles::units::Seconds;
 
@@ -742,25 +662,6 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
-    }
-
-    #[test]
-    fn a_front_has_what_no_other_beats_in_time_and_memory() {
-        let mut answer = sample::answer(1);
-        let first = Candidate::from(&answer.plans[0]);
-        let of = |time: f64, memory: f64| Candidate {
-            step_s: time * first.step_s,
-            peak_gib: memory * first.peak_gib,
-            ..first.clone()
-        };
-        // Slower and larger than another, as slow as the first and larger, and two of the front.
-        answer.search.feasible = vec![of(1.3, 0.9), of(1.5, 0.5), of(1.0, 1.1), of(1.2, 0.8)];
-        let text = front_table(&answer);
-        let changes: Vec<&str> = text
-            .split_whitespace()
-            .filter(|word| word.ends_with('%'))
-            .collect();
-        assert_eq!(changes, ["+0.0%", "+20%", "+50%"], "{text}");
     }
 
     #[test]

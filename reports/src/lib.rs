@@ -15,6 +15,7 @@ pub mod format;
 mod held;
 mod html;
 mod inputs;
+mod less_memory;
 mod losses;
 mod ops;
 mod plots;
@@ -24,7 +25,8 @@ mod sizes;
 mod subject;
 pub mod tables;
 
-pub use answer_text::{front_table, plan_table, shortage_table};
+pub use answer_text::plan_table;
 pub use compare::{Page, Written, compare};
 pub use error::ReportError;
 pub use held::peak_text;
+pub use less_memory::{front_table, shortage_table};

@@ -90,7 +90,7 @@ impl Preparation<'_> {
             text_bytes: 0,
             element,
         };
-        let (mut before, mut is_stopped) = (0, false);
+        let mut before = 0;
         let written = write_documents(prefix, element, |out| {
             for path in self.inputs {
                 let mut input = Input::open(path)?;
@@ -107,8 +107,7 @@ impl Preparation<'_> {
                         out.push(&ids)?;
                     }
                     if read(before + input.position()?).is_break() {
-                        is_stopped = true;
-                        return Err(Error::Request("stopped".to_owned()));
+                        return Ok(ControlFlow::Break(()));
                     }
                 }
                 before += input.position()?;
@@ -119,12 +118,9 @@ impl Preparation<'_> {
                     "no document has any text".to_owned(),
                 ));
             }
-            Ok(())
-        });
-        if is_stopped {
-            return Ok(None);
-        }
-        written.map(|()| Some(prepared))
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(written.is_continue().then_some(prepared))
     }
 
     /// [`Preparation::encode`] of some documents, in order, on all cores.

@@ -6,6 +6,7 @@
 //! ([`super::by_layer`], where a runtime offers it), the bound only says how far it may be from the best.
 
 use good_lp::{Expression, Solution, SolverModel, constraint, microlp, variable, variables};
+use moefold_profiles::statistics::unbeaten;
 
 /// One way to run a layer: seconds that it computes again, GiB that a microbatch keeps.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,7 +33,8 @@ pub(crate) fn least_work(groups: &[Alike], room_gib: &[f64]) -> Option<f64> {
     let mut used = vec![Expression::from(0.0); room_gib.len()];
     for group in groups {
         let mut layers = Expression::from(0.0);
-        for way in undominated(&group.ways) {
+        let ways = unbeaten(group.ways.clone(), |way| [way.seconds, way.gib]);
+        for way in ways {
             let share = problem.add(variable().min(0.0));
             layers += share;
             work += share * way.seconds;
@@ -51,19 +53,6 @@ pub(crate) fn least_work(groups: &[Alike], room_gib: &[f64]) -> Option<f64> {
         .with_all(all)
         .solve();
     solved.ok().map(|solution| solution.eval(work))
-}
-
-/// Ways that no other beats in both respects.
-fn undominated(ways: &[Way]) -> Vec<Way> {
-    let mut kept: Vec<Way> = Vec::new();
-    for &way in ways {
-        let beaten = |other: &Way| other.seconds <= way.seconds && other.gib <= way.gib;
-        if !kept.iter().any(beaten) {
-            kept.retain(|other| !(way.seconds <= other.seconds && way.gib <= other.gib));
-            kept.push(way);
-        }
-    }
-    kept
 }
 
 #[cfg(test)]

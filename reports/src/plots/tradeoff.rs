@@ -3,6 +3,7 @@
 //! each layout one look, at its memory and the speed that it cannot exceed.
 
 use moefold_planner::answer::{Survey, SurveyCell};
+use moefold_profiles::statistics::unbeaten;
 
 use super::Plot;
 use crate::draw::axis::{self, BODY, Frame, MARGIN, SMALL, Scale, Swatch, WIDTH, X_AXIS_HEIGHT};
@@ -157,7 +158,7 @@ fn subtitle(survey: Option<&Survey>, points: &[Point], predicted: usize) -> Vec<
     let priced = format::grouped(predicted as u64);
     let Some(survey) = survey else {
         let mut subtitle = vec![format!(
-            "{priced} layouts that were priced and fit; up is faster, left is smaller."
+            "{priced} plans that were priced and fit; up is faster, left is smaller."
         )];
         if points.iter().any(|p| p.kind == Kind::Considered) {
             subtitle.push("The search priced only what its bounds let be the fastest.".to_owned());
@@ -173,7 +174,7 @@ fn subtitle(survey: Option<&Survey>, points: &[Point], predicted: usize) -> Vec<
         ),
         format!(
             "Each is counted once, at its fastest recompute set that fits and the speed a bound lets \
-             it have. Points: {priced} priced in full."
+             it have. Points: {priced} plans priced in full."
         ),
     ]
 }
@@ -270,22 +271,10 @@ fn points(comparison: &Comparison) -> Vec<Point> {
 
 /// The points that no other beats in both, from the smallest to the fastest.
 fn pareto<'a>(points: &[&'a Point]) -> Vec<&'a Point> {
-    let mut sorted = points.to_vec();
+    let mut points = points.to_vec();
     // Of equals, the one that is compared stands for them.
-    let key = |p: &Point| p.kind == Kind::Considered;
-    sorted.sort_by(|a, b| {
-        a.gib
-            .total_cmp(&b.gib)
-            .then(b.speed.total_cmp(&a.speed))
-            .then(key(a).cmp(&key(b)))
-    });
-    let mut front: Vec<&Point> = Vec::new();
-    for point in sorted {
-        if front.last().is_none_or(|last| point.speed > last.speed) {
-            front.push(point);
-        }
-    }
-    front
+    points.sort_by_key(|point| point.kind == Kind::Considered);
+    unbeaten(points, |point| [point.gib, -point.speed])
 }
 
 /// A line that rises only where a point is: between two sizes the smaller layout is what there is.
@@ -382,37 +371,23 @@ fn padded(values: impl Iterator<Item = f64>) -> (f64, f64) {
 mod tests {
     use super::*;
 
-    fn point(gib: f64, speed: f64) -> Point {
-        Point {
+    #[test]
+    fn the_front_goes_on_with_speed_and_names_what_is_compared() {
+        let point = |gib, speed, kind| Point {
             gib,
             speed,
             name: String::new(),
             details: String::new(),
-            kind: Kind::Considered,
-        }
-    }
-
-    #[test]
-    fn law_the_front_is_what_no_point_beats() {
-        let points: Vec<Point> = (0..40)
-            .map(|i| {
-                let (a, b) = ((i * 7) % 13, (i * 5) % 11);
-                point(f64::from(a), f64::from(b))
-            })
-            .collect();
+            kind,
+        };
+        let points = [
+            point(3.0, 5.0, Kind::Considered),
+            point(2.0, 4.0, Kind::Considered),
+            point(2.0, 4.0, Kind::Predicted),
+            point(4.0, 5.0, Kind::Predicted),
+            point(1.0, 0.0, Kind::Considered),
+        ];
         let refs: Vec<&Point> = points.iter().collect();
-        let front = pareto(&refs);
-        for candidate in &points {
-            let beaten = points.iter().any(|p| {
-                p.gib <= candidate.gib
-                    && p.speed >= candidate.speed
-                    && (p.gib < candidate.gib || p.speed > candidate.speed)
-            });
-            let on_front = front
-                .iter()
-                .any(|p| p.gib == candidate.gib && p.speed == candidate.speed);
-            assert_eq!(on_front, !beaten, "{candidate:?}");
-        }
-        assert!(front.windows(2).all(|w| w[0].gib < w[1].gib));
+        assert_eq!(pareto(&refs), [&points[4], &points[2], &points[0]]);
     }
 }

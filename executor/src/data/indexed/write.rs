@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{self, BufWriter, Write};
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use super::format::{Element, MAGIC, VERSION, with_ending};
@@ -57,15 +58,15 @@ impl Documents<'_> {
 /// Ending of the file of checksums beside a dataset, as the program `b3sum` reads it.
 pub(super) const SUMS: &str = "blake3";
 
-/// Writes the documents that `fill` adds; both files are there in the end, or neither is new.
+/// Writes the documents that `fill` adds; both files are there in the end, or neither is new, as where `fill` breaks off.
 pub(in crate::data) fn write_documents(
     prefix: &Path,
     element: Element,
-    fill: impl FnOnce(&mut Documents<'_>) -> Result<(), Error>,
-) -> Result<(), Error> {
+    fill: impl FnOnce(&mut Documents<'_>) -> Result<ControlFlow<()>, Error>,
+) -> Result<ControlFlow<()>, Error> {
     let bin_path = with_ending(prefix, "bin");
     let mut lengths = Vec::new();
-    let mut failed = None;
+    let mut broken_off = None;
     let mut sums = Vec::new();
     let mut sum = |path: &Path, hash: String| {
         // The file of sums is text.
@@ -83,8 +84,9 @@ pub(in crate::data) fn write_documents(
                 element,
                 lengths: Vec::new(),
             };
-            if let Err(error) = fill(&mut documents) {
-                failed = Some(error);
+            let filled = fill(&mut documents);
+            if !matches!(filled, Ok(ControlFlow::Continue(()))) {
+                broken_off = Some(filled);
                 return Err(io::Error::other("not all documents are there"));
             }
             documents.out.flush()?;
@@ -93,8 +95,8 @@ pub(in crate::data) fn write_documents(
         sum(&bin_path, hashed.hex());
         Ok(())
     });
-    if let Some(error) = failed {
-        return Err(error);
+    if let Some(filled) = broken_off {
+        return filled;
     }
     written?;
     let idx_path = with_ending(prefix, "idx");
@@ -127,12 +129,16 @@ pub(in crate::data) fn write_documents(
         let _ = std::fs::remove_file(&bin_path);
     }
     indexed?;
-    sums::write(&with_ending(prefix, SUMS), &sums)
+    sums::write(&with_ending(prefix, SUMS), &sums)?;
+    Ok(ControlFlow::Continue(()))
 }
 
 /// Writes a dataset of one sequence a document.
 pub fn write(prefix: &Path, element: Element, documents: &[&[i32]]) -> Result<(), Error> {
-    write_documents(prefix, element, |all| {
-        documents.iter().try_for_each(|ids| all.push(ids))
-    })
+    let written = write_documents(prefix, element, |all| {
+        let mut each = documents.iter();
+        each.try_for_each(|ids| all.push(ids))?;
+        Ok(ControlFlow::Continue(()))
+    });
+    written.map(drop)
 }
