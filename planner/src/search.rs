@@ -79,7 +79,7 @@ use predict::Priced;
 use questions::questions;
 use request::nearest;
 use schedules::Schedules;
-use shape::{Question, Shapes, shape_key};
+use shape::{Question, ShapeKey, Shapes, shape_key};
 use survey::survey;
 pub use walk::{starts, walk};
 pub use watch::{Aim, Phase, Progress, Watch};
@@ -248,7 +248,7 @@ fn plan_questions(
         });
     }
 
-    let shapes = shapes(&layouts, questions.len());
+    let shapes = shapes(&layouts, questions);
     let schedules = Schedules::new(&questions[0], &layouts, watch).ok_or(PlanError::Stopped)?;
     let units = units(questions, &layouts, &shapes, &schedules, watch)?;
 
@@ -340,7 +340,7 @@ fn with_units<T>(
         let Some(layouts) = layouts(&questions, rules) else {
             return Ok(None);
         };
-        let shapes = shapes(&layouts, questions.len());
+        let shapes = shapes(&layouts, &questions);
         let schedules = Schedules::new(&questions[0], &layouts, asked.watch);
         let schedules = schedules.ok_or(PlanError::Stopped)?;
         let units = units(&questions, &layouts, &shapes, &schedules, asked.watch)?;
@@ -574,14 +574,16 @@ fn inside_domain(
     })
 }
 
-/// Shapes by the degrees they depend on, and by question.
-type ByDegrees = BTreeMap<[u32; 5], Vec<Shapes>>;
+/// Shapes by what they depend on, and by question.
+type ByKey = BTreeMap<ShapeKey, Vec<Shapes>>;
 
-fn shapes(layouts: &[Layout], questions: usize) -> ByDegrees {
-    let mut shapes = ByDegrees::new();
+fn shapes(layouts: &[Layout], questions: &[Question<'_>]) -> ByKey {
+    let mut shapes = ByKey::new();
     for layout in layouts {
-        let of_each = || (0..questions).map(|_| Shapes::new(layout)).collect();
-        shapes.entry(shape_key(layout)).or_insert_with(of_each);
+        let of_each = || questions.iter().map(|_| Shapes::new(layout)).collect();
+        shapes
+            .entry(shape_key(&questions[0], layout))
+            .or_insert_with(of_each);
     }
     shapes
 }
@@ -590,7 +592,7 @@ fn shapes(layouts: &[Layout], questions: usize) -> ByDegrees {
 fn units<'a>(
     questions: &[Question<'_>],
     layouts: &'a [Layout],
-    shapes: &'a ByDegrees,
+    shapes: &'a ByKey,
     schedules: &'a Schedules,
     watch: &Watch<'_>,
 ) -> Result<Vec<Unit<'a>>, PlanError> {
@@ -608,13 +610,13 @@ fn units<'a>(
         each.flat_map(|(of, works)| works.of(of, shapes[0].layout()))
             .collect()
     };
-    let known: BTreeMap<[u32; 5], _> = shapes
+    let known: BTreeMap<ShapeKey, _> = shapes
         .par_iter()
         .map(|(&key, shapes)| (key, (of_shape(shapes), shapes)))
         .collect();
     let looks = Looks::new(watch, Phase::Bounding, layouts.len());
     let unit = |weights: &mut Weights, layout: &'a Layout| {
-        let (work, shapes) = &known[&shape_key(layout)];
+        let (work, shapes) = &known[&shape_key(question, layout)];
         let floor = match objective {
             Objective::Throughput => {
                 // The schedules are the same.

@@ -248,14 +248,18 @@ pub(crate) struct Shape {
 /// Models with more kinds of layer than this are charged for every kind on every rank.
 const KINDS_AS_BITS: usize = 8;
 
-/// The degrees that the shapes of a layout depend on.
-pub(crate) fn shape_key(layout: &Layout) -> [u32; 5] {
+/// What the shapes of a layout depend on: its degrees, and whether the head needs a copy of the embedding.
+pub(crate) type ShapeKey = [u32; 6];
+
+pub(crate) fn shape_key(question: &Question<'_>, layout: &Layout) -> ShapeKey {
+    let copies = question.embeds_twice() && layout.places().parts_ends();
     [
         layout.tp(),
         layout.cp(),
         layout.ep(),
         layout.etp(),
         layout.mbs(),
+        copies.into(),
     ]
 }
 

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use super::candidate::{Case, likely_split};
 use super::room::{Of, Room};
-use super::shape::{Question, Shapes, shape_key};
+use super::shape::{Question, ShapeKey, Shapes, shape_key};
 use super::unit::{Unit, peak};
 use super::watch::{Looks, Phase, Watch};
 use crate::answer::{Survey, SurveyCell};
@@ -30,10 +30,11 @@ pub(crate) fn survey(
     let plain = questions.iter();
     let plain = plain.take_while(|of| of.offload() == questions[0].offload());
     let questions = &questions[..plain.count()];
-    let shapes: BTreeSet<[u32; 5]> = units.iter().map(|unit| shape_key(unit.layout)).collect();
+    let key = |unit: &Unit<'_>| shape_key(&questions[0], unit.layout);
+    let shapes: BTreeSet<ShapeKey> = units.iter().map(key).collect();
     let apart = shapes.len().div_ceil(SHAPES).max(1);
-    let shapes: BTreeSet<[u32; 5]> = shapes.into_iter().step_by(apart).collect();
-    let of_shapes = |unit: &&Unit<'_>| shapes.contains(&shape_key(unit.layout));
+    let shapes: BTreeSet<ShapeKey> = shapes.into_iter().step_by(apart).collect();
+    let of_shapes = |unit: &&Unit<'_>| shapes.contains(&key(unit));
     let units: Vec<&Unit<'_>> = units.iter().filter(of_shapes).collect();
     let looks = Looks::new(watch, Phase::Surveying, units.len());
     let seen: Option<Vec<Option<(Bytes, f64)>>> = units

@@ -8,6 +8,7 @@ mod predicted;
 mod pruning;
 mod refused;
 mod routed;
+mod shared;
 mod split;
 
 use moefold_profiles::Cluster;
