@@ -77,7 +77,7 @@ use judged::{Candidates, candidates};
 use least::{Open, open_splits};
 use predict::Priced;
 use questions::questions;
-use request::nearest;
+use request::{nearest, nearest_gpus};
 use schedules::Schedules;
 use shape::{Question, ShapeKey, Shapes, shape_key};
 use survey::survey;
@@ -244,7 +244,8 @@ fn plan_questions(
         return Err(PlanError::NoneLegal {
             refused,
             examples,
-            nearest: nearest(asked, rules),
+            nearest: nearest(asked, rules).map(Box::new),
+            gpus: nearest_gpus(asked, rules),
         });
     }
 

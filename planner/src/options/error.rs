@@ -30,14 +30,16 @@ pub enum PlanError {
         nearest: Option<PartialDegrees>,
     },
     /// Each candidate breaks some rule, if not the same one.
-    #[error("no layout is legal:{}", lines(refused.iter().map(|(reason, count)| counted(reason, *count, examples)), nearest.as_ref()))]
+    #[error("no layout is legal:{}", lines(refused.iter().map(|(reason, count)| counted(reason, *count, examples)).chain(gpus_text(gpus)), nearest.as_deref()))]
     NoneLegal {
         /// Candidates refused, by the first rule they broke.
         refused: BTreeMap<String, u64>,
         /// A broken rule in words, for each key of `refused`.
         examples: BTreeMap<String, String>,
         /// The nearest legal values of the pinned degrees, where there are any.
-        nearest: Option<PartialDegrees>,
+        nearest: Option<Box<PartialDegrees>>,
+        /// The nearest numbers of GPUs on which some layout is legal.
+        gpus: Vec<u32>,
     },
     /// Something the chosen stack or cluster cannot do.
     #[error("{what}: {limit}")]
@@ -92,16 +94,17 @@ impl PlanError {
     /// The rules that a request breaks, a sentence each, and one on the nearest legal degrees where there are any; nothing
     /// where something else is wrong.
     pub fn rules(&self) -> Option<(Vec<String>, Option<String>)> {
-        let (sentences, nearest) = match self {
-            Self::Layout { broken, nearest } => {
-                (broken.iter().map(ToString::to_string).collect(), nearest)
-            }
+        let (sentences, nearest): (_, Option<&PartialDegrees>) = match self {
+            Self::Layout { broken, nearest } => (
+                broken.iter().map(ToString::to_string).collect(),
+                nearest.as_ref(),
+            ),
             Self::NoneLegal {
                 examples, nearest, ..
-            } => (examples.values().cloned().collect(), nearest),
+            } => (examples.values().cloned().collect(), nearest.as_deref()),
             _ => return None,
         };
-        Some((sentences, nearest.as_ref().map(nearest_text)))
+        Some((sentences, nearest.map(nearest_text)))
     }
 }
 
@@ -131,6 +134,11 @@ fn lines(sentences: impl Iterator<Item = String>, nearest: Option<&PartialDegree
 
 fn nearest_text(nearest: &PartialDegrees) -> String {
     format!("the nearest legal degrees are {nearest}")
+}
+
+fn gpus_text(gpus: &[u32]) -> Option<String> {
+    let numbers: Vec<String> = gpus.iter().map(u32::to_string).collect();
+    (!gpus.is_empty()).then(|| format!("some layout is legal on {} GPUs", numbers.join(" or ")))
 }
 
 fn counted(reason: &str, count: u64, examples: &BTreeMap<String, String>) -> String {

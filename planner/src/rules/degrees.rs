@@ -116,7 +116,7 @@ impl Rules {
     }
 
     /// The same rules of degrees without what choices break among themselves.
-    pub(super) fn of_degrees(&self) -> Self {
+    pub(crate) fn of_degrees(&self) -> Self {
         let mut rules = self.clone();
         rules.choices.broken.clear();
         rules

@@ -2,9 +2,9 @@
 
 use super::asked::Asked;
 use super::watch::{Aim, Looks, Phase, aimed};
-use crate::layout::{Illegal, PartialDegrees};
+use crate::layout::{Illegal, MAX_GPUS, PartialDegrees};
 use crate::options::PlanError;
-use crate::rules::{Rules, TOGETHER, nearest_legal};
+use crate::rules::{Rules, TOGETHER, nearest_legal, space};
 
 /// Refuses what no layout can serve: an empty batch, choices and pinned degrees that break a rule
 /// whatever the rest is, routing of another model.
@@ -60,4 +60,37 @@ pub(super) fn nearest(asked: &Asked<'_>, rules: &Rules) -> Option<PartialDegrees
         looks.seen(TOGETHER);
         go_on
     })
+}
+
+/// Other numbers of GPUs that are tried at most on either side, and candidates that are judged.
+const TRIED: usize = 1 << 9;
+const JUDGED: usize = 1 << 19;
+
+/// The nearest numbers of GPUs on which some layout is legal that agrees with the pins, one below and one above, as far as they
+/// are found before enough is judged or the search is stopped.
+pub(super) fn nearest_gpus(asked: &Asked<'_>, rules: &Rules) -> Vec<u32> {
+    let watch = aimed(Aim::Nearest, asked.watch);
+    let looks = Looks::new(&watch, Phase::Judging, 0);
+    let rules = rules.of_degrees();
+    let (pins, mut broken) = (&asked.options.pins, Vec::new());
+    let mut nearest = |each: &mut dyn Iterator<Item = u32>| {
+        let mut judged = 0;
+        for gpus in each.take(TRIED) {
+            for degrees in space(asked.model, gpus, rules.batch(), pins) {
+                let stops = judged % TOGETHER == 0 && looks.look().is_break();
+                if stops || judged == JUDGED {
+                    return None;
+                }
+                judged += 1;
+                if rules.judge(&degrees, true, &mut broken).is_some() {
+                    return Some(gpus);
+                }
+            }
+        }
+        None
+    };
+    let most = asked.cluster.num_gpus.unwrap_or(MAX_GPUS);
+    let below = nearest(&mut (1..asked.gpus).rev());
+    let above = nearest(&mut (asked.gpus.saturating_add(1)..=most));
+    below.into_iter().chain(above).collect()
 }

@@ -219,6 +219,25 @@ fn check_changes(cases: &[Short], kinds: usize) {
 }
 
 #[test]
+fn numbers_of_gpus_nearby_are_named_where_none_will_do() {
+    let (model, cluster, options) = small();
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let named = |gpus| match plan(&model, &cluster, gpus, &options, &costs, &Declared) {
+        Err(PlanError::NoneLegal { gpus, .. }) => Some(gpus),
+        _ => None,
+    };
+    let found = named(63).expect("no layout is legal");
+    let [below, above] = found[..] else {
+        panic!("{found:?}");
+    };
+    assert!(below < 63 && 63 < above, "{found:?}");
+    for gpus in below..=above {
+        let is_named = found.contains(&gpus);
+        assert_eq!(named(gpus).is_none(), is_named, "{gpus}: {found:?}");
+    }
+}
+
+#[test]
 fn impossible_pins_are_refused_with_every_broken_rule() {
     let (model, cluster, mut options) = small();
     let costs = Costs::for_cluster(&cluster, &[]);
