@@ -202,9 +202,9 @@ pub(crate) struct PlanArgs {
     #[arg(long, default_value = "fp32", value_parser = flags::one_of(&flags::GRAD_DTYPES, flags::grad_dtype))]
     pub(crate) grad_dtype: Dtype,
     /// Expert load: balanced, a run directory whose routing to take, or a JSON histogram of tokens an
-    /// expert
-    #[arg(long, default_value = "balanced")]
-    pub(crate) routing: PathBuf,
+    /// expert [default: balanced, or as a run recorded it that is a --profile and exchanged no tokens]
+    #[arg(long)]
+    pub(crate) routing: Option<PathBuf>,
     /// Say also how experts are best placed on the ranks of #1 under --routing, each rank holding so many more than its
     /// share: 0 moves experts, more holds busy ones several times
     #[arg(long, value_name = "COPIES")]

@@ -14,7 +14,8 @@ use moefold_planner::model::Model;
 use moefold_planner::options::{LeastMemory, PlanError, Routing, SearchOptions};
 use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, PlannedLayout, ProfileUsed, Request};
 use moefold_planner::search::{self, Asked, Lengths, Progress, SearchResult, Watch};
-use moefold_profiles::{Cluster, Costs, Precision, Profile, presets};
+use moefold_profiles::directory::Key;
+use moefold_profiles::{Cluster, CollectiveKind, Costs, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
 use crate::exportable;
@@ -35,6 +36,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     // Only the machine-readable answer has room for every layout.
     options.survey = output.json;
     let profiles = load_profiles(&args.profile, &cluster)?;
+    options.routing = routing(args, &profiles, &model, output)?;
     let watcher = Watcher::new(output, args.time_limit)?;
     let watch = |progress: &Progress| watcher.look(progress);
     let wanted = Wanted::new(args, (&model, &cluster), &options)?;
@@ -551,6 +553,24 @@ pub(crate) fn load_profiles(
     directories.iter().map(load).collect()
 }
 
+/// Loads of experts that the last run among profiles recorded, with its directory, where none of them measured an exchange of
+/// tokens: waits there are what loads of experts cost, as far as a profile knows it.
+pub(crate) fn recorded_loads<'d>(
+    directories: &'d [PathBuf],
+    profiles: &[NamedProfile],
+    model: &Model,
+) -> Option<(&'d Path, Routing)> {
+    let samples = profiles.iter().flat_map(|named| &named.profile.samples);
+    let mut keys = samples.map(|sample| sample.key);
+    if keys.any(|key| matches!(key, Key::Collective(of) if of.kind == CollectiveKind::AllToAll)) {
+        return None;
+    }
+    directories.iter().rev().find_map(|run| {
+        let loads = Routing::read(run).ok()?;
+        loads.check(model).ok().map(|()| (run.as_path(), loads))
+    })
+}
+
 /// Profiles without their names.
 pub(crate) fn bare(profiles: &[NamedProfile]) -> Vec<Profile> {
     profiles.iter().map(|named| named.profile.clone()).collect()
@@ -662,10 +682,32 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     };
     options.memory_headroom = args.memory_headroom / 100.0;
     options.top = args.top as usize;
-    if args.routing.as_os_str() != "balanced" {
-        options.routing = Some(Routing::read(&args.routing).map_err(refusal)?);
-    }
     Ok(options)
+}
+
+/// How experts are loaded: as is said, else as a run recorded it that is a profile and says nothing of what that costs; balanced
+/// otherwise.
+fn routing(
+    args: &PlanArgs,
+    profiles: &[NamedProfile],
+    model: &Model,
+    output: Output,
+) -> Result<Option<Routing>, Failure> {
+    match &args.routing {
+        Some(loads) if loads.as_os_str() == "balanced" => Ok(None),
+        Some(loads) => Routing::read(loads).map(Some).map_err(refusal),
+        None => {
+            let recorded = recorded_loads(&args.profile, profiles, model);
+            if let Some((run, _)) = &recorded {
+                let run = run.display();
+                output.note(&format!(
+                    "{run} exchanged no tokens, so no measurement says what ranks wait for the busiest experts: their loads are \
+                     taken as it recorded them (--routing {run}; --routing balanced takes none)"
+                ))?;
+            }
+            Ok(recorded.map(|(_, loads)| loads))
+        }
+    }
 }
 
 /// Nothing feasible is an answer of its own; everything else is a bad request.

@@ -601,6 +601,26 @@ fn a_dry_run_needs_no_devices_data_or_weights() {
     refused(&["--text", "book.txt"], "--text");
 }
 
+/// As a profile a run of one expert rank says nothing of exchanges of tokens, but how experts are loaded; one with exchanges has
+/// what ranks wait at them.
+#[test]
+fn a_run_that_exchanges_no_tokens_lends_its_loads_as_a_profile() {
+    let assumed = |layout: &str, more: &[&str]| {
+        let bench = Bench::of(layout);
+        let (data, out) = (tokens(), bench.path("run"));
+        let (code, _, errors) = bench.execute(&["--data", &data, "--steps", "2", "--out", &out]);
+        assert_eq!(code, 0, "{errors}");
+        let more = [&["--profile", &out], more].concat();
+        let other = Some("tp=2,ep=4,etp=1,mbs=1");
+        bench.0.plan("other.json", "4", "24", other, &more);
+        json::read(bench.path("other.json"))["predicted"]["routing"]["assumed"].clone()
+    };
+    let alone = "tp=2,ep=1,etp=1,mbs=1";
+    assert_eq!(assumed(alone, &[]), "recorded");
+    assert_eq!(assumed(alone, &["--routing", "balanced"]), "balanced");
+    assert_eq!(assumed("tp=1,ep=4,etp=1,mbs=1", &[]), "balanced");
+}
+
 #[test]
 fn a_plan_with_the_routing_of_a_run_says_its_peak_and_runs() {
     let bench = Bench::new();

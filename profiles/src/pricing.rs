@@ -1,7 +1,8 @@
 //! [`Costs`]: what any op or collective costs on a cluster, and how that is known.
 //!
 //! A price comes from the first of these that has one: a profile measured here ([`local`]), a shipped
-//! table of this GPU, an efficiency formula ([`roofline`]). All tables are built once into sorted
+//! table of this GPU, an efficiency formula ([`roofline`]). Of a CPU no table ships: what of it was not measured takes as long
+//! as what was and takes as long by formula ([`Like`]). All tables are built once into sorted
 //! arrays, so that a price is a few lookups without allocation: a search asks for millions.
 //!
 //! | op | from |
@@ -29,7 +30,7 @@ use std::iter;
 
 use attention::Attention;
 pub use local::Waiting;
-use local::{Base, Local, Scaled};
+use local::{Base, Like, Local, Scaled};
 use matrix::{Held, Matrix};
 use network::Network;
 
@@ -60,6 +61,8 @@ pub struct Costs {
     /// Ranks for each core, where ranks take turns on cores.
     turns: f64,
     loads_are_known: bool,
+    /// Whether what ships is assumed of the machine, and not measured on one of its kind.
+    assumed: bool,
     /// Time of shipped narrow products over that of block-scaled ones.
     scaled_alike: f64,
     /// Time of an op on the slowest GPU of a job over that on one.
@@ -135,6 +138,7 @@ impl Costs {
             notes,
             turns,
             loads_are_known: false,
+            assumed: cluster.gpu.is_cpu(),
             scaled_alike: 1.0,
             slowest: 1.0,
             hopper: cluster.gpu.arch == "sm_90",
@@ -219,6 +223,10 @@ impl Costs {
             return cost;
         }
         let (time, source) = self.shipped.op(op, Held::AmongOthers);
+        if self.assumed && !op.is_bound_by_sms() {
+            let time = Seconds(self.local.as_others(Like::Memory, time));
+            return Cost { time, source };
+        }
         let narrow =
             matches!(op, Op::Gemm { .. } | Op::GroupedGemm { .. }) && op.dtype().bits() < 16;
         Cost {
@@ -236,6 +244,11 @@ impl Costs {
             return cost;
         }
         let (time, source) = self.shipped.network.price(collective);
+        let time = if self.assumed {
+            self.local.as_others(Like::Messages, time)
+        } else {
+            time
+        };
         Cost {
             time: Seconds(time),
             source,

@@ -25,7 +25,7 @@ use crate::cli::ValidateArgs;
 use crate::execute::train_into;
 use crate::failure::{Failure, failure};
 use crate::output::Output;
-use crate::plan::{NamedProfile, Question, load_profiles};
+use crate::plan::{Question, load_profiles, recorded_loads};
 use crate::profile::measure;
 use crate::quickstart::{BATCH, MODEL, TEXT, training};
 
@@ -216,6 +216,10 @@ impl<'a> Bench<'a> {
         routing: Option<Routing>,
     ) -> Result<Plan, Failure> {
         let (ranks, degrees) = LAYOUTS[number];
+        let cluster = presets::local(ranks);
+        let named = load_profiles(profiles, &cluster)?;
+        let recorded = || recorded_loads(profiles, &named, &self.model);
+        let routing = routing.or_else(|| recorded().map(|(_, loads)| loads));
         let pins = format!("{degrees},{REST}").parse::<PartialDegrees>();
         let options = SearchOptions {
             pins: pins.expect("the layouts are degrees"),
@@ -223,9 +227,7 @@ impl<'a> Bench<'a> {
             dispatcher: Some(Dispatcher::Alltoall),
             ..SearchOptions::new(BATCH, StackName::Moefold)
         };
-        let cluster = presets::local(ranks);
-        let profiles: Vec<NamedProfile> = load_profiles(profiles, &cluster)?;
-        let found = Question::new(&self.model, &cluster, ranks, &profiles).ask(&options)?;
+        let found = Question::new(&self.model, &cluster, ranks, &named).ask(&options)?;
         Ok(found.best())
     }
 

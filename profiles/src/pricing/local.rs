@@ -5,7 +5,8 @@
 //! nobody knows beforehand how fast its memory is beside its cores: of several prices that differ in it, a family is laid
 //! over the one whose shape is nearest to its own ([`unlikeness`]).
 //! Collectives of one kind and group get straight lines over bytes; other groups of the kind borrow the ratio
-//! of the nearest one.
+//! of the nearest one. What of a CPU was not measured of any size, or of collectives in any group, takes as long as what does
+//! by formula ([`Like`]).
 //!
 //! Sizes that data decides are many, and of most there are few timings. Where more rows or bytes took less time, both
 //! have the mean of all their timings ([`never_falling`]): one that something held up says less of what is
@@ -51,12 +52,23 @@ pub(super) struct Local {
     families: Vec<Option<u16>>,
     surfaces: Vec<Surface>,
     collectives: Vec<(CollectiveKind, [u32; 2], Curve)>,
+    /// Of all that memory bounds, and of all collectives: seconds that were measured over those by formula.
+    like: [Option<Curve>; 2],
     /// What ranks wait, by group: where data decides how much they do between two meetings, and elsewhere.
     waits: [Vec<([u32; 2], Waiting)>; 2],
     /// The best a price of an op can be called.
     best: Source,
     /// Whether ops were timed in training, beside whatever ran beside them.
     trained: bool,
+}
+
+/// What says how long something takes whose kind was not measured.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Like {
+    /// All ops that memory bounds.
+    Memory,
+    /// All collectives.
+    Messages,
 }
 
 /// Seconds of ops by a formula that measurements are laid over.
@@ -110,6 +122,12 @@ impl Local {
             families: Vec::new(),
             surfaces: Vec::new(),
             collectives: Vec::new(),
+            like: [
+                like(&ops, |op| {
+                    (!op.is_bound_by_sms()).then(|| (bases[0].op)(op))
+                }),
+                like(&messages, |message| Some(collective(message))),
+            ],
             waits: waits(profiles),
             best: if scaled {
                 Source::Interpolated
@@ -225,6 +243,12 @@ impl Local {
         })
     }
 
+    /// Seconds of what takes so long by formula and is of no kind that was measured.
+    pub(super) fn as_others(&self, like: Like, formula_s: f64) -> f64 {
+        let others = self.like[like as usize].as_ref();
+        others.map_or(formula_s, |others| others.at(formula_s))
+    }
+
     /// See [`super::Costs::waiting`]. The nearest group speaks for others. Where `loads_are_known`, and where no
     /// exchange of tokens was measured, an exchange has what other collectives have.
     pub(super) fn waiting(&self, collective: &Collective, loads_are_known: bool) -> Waiting {
@@ -277,6 +301,22 @@ impl Local {
             source: Source::Extrapolated,
         })
     }
+}
+
+/// What was measured of some kinds, over what a formula says of them.
+fn like<K>(measured: &BTreeMap<K, [f64; 2]>, formula: impl Fn(&K) -> Option<f64>) -> Option<Curve> {
+    let points = measured.iter().filter_map(|(key, &[seconds, weight])| {
+        let by_formula = formula(key)?;
+        Some([by_formula, seconds, weight])
+    });
+    let fitted = never_falling(points.collect());
+    let points = fitted
+        .into_iter()
+        .map(|[formula, seconds]| (formula, seconds));
+    let mut points = points.peekable();
+    points.peek()?;
+    // What is longer or shorter than all of them is so many times as far from its formula as the last.
+    Some(Curve::rising(points, [1.0; 2]))
 }
 
 /// How unlikely points are where times are some base's, stretched alike: the sum of their squared deviations, relative to
