@@ -57,7 +57,7 @@ pub(crate) fn run(args: &CalibrateArgs, output: Output) -> Result<(), Failure> {
     let steps: Vec<Measured> = (args.plan.iter().zip(&plans))
         .zip(&args.measured)
         .map(|((path, plan), measured)| {
-            let step_s = step_s(plan, measured)?;
+            let step_s = step_s(plan, measured, output)?;
             within_reach(path, plan, (measured, step_s))?;
             Ok(Measured {
                 source: format!("{}, {}", path.display(), measured.display()),
@@ -180,7 +180,7 @@ fn fitted(
 }
 
 /// What a step took: seconds as they stand, or the median of what a directory or a log holds.
-fn step_s(plan: &Plan, measured: &Path) -> Result<f64, Failure> {
+fn step_s(plan: &Plan, measured: &Path, output: Output) -> Result<f64, Failure> {
     let shown = measured.display();
     let refuse = |found: &str| {
         Failure::Request(anyhow!(
@@ -203,8 +203,18 @@ fn step_s(plan: &Plan, measured: &Path) -> Result<f64, Failure> {
     if !measured.exists() {
         return Err(refuse("no such file"));
     }
+    if measured.is_dir() {
+        let profile = Profile::load(measured).map_err(Failure::request)?;
+        let of_device = profile.check(&plan.cluster);
+        of_device
+            .with_context(|| format!("--measured {shown}"))
+            .map_err(Failure::Request)?;
+    }
     let steps = import::steps(measured).map_err(Failure::request)?;
     let steps = steps.ok_or_else(|| refuse("no steps in it"))?;
+    if let Some(note) = steps.note() {
+        output.note(&format!("{shown}: {note}"))?;
+    }
     let step_s = steps.median_of(plan.request.batch.global_batch);
     step_s.map_err(|found| Failure::Request(anyhow!("--measured {shown}: {found}")))
 }

@@ -10,7 +10,7 @@ use moefold_planner::options::{PlanError, SearchOptions};
 use moefold_planner::plan::{Plan, PlannedLayout};
 use moefold_planner::search::ENDLESS_GIB;
 use moefold_planner::settings::{
-    self, Change, Job, Problem, Reading, Setting, Settings, Target, Value, Version, Written,
+    self, Change, Form, Job, Problem, Reading, Setting, Settings, Target, Value, Version, Written,
 };
 use moefold_profiles::{Cluster, TensorClass};
 use moefold_reports::tables::Table;
@@ -158,7 +158,19 @@ pub(crate) fn run(args: &CheckArgs, output: Output) -> Result<(), Failure> {
         unknown: unknown(&reading),
         notes: &notes,
     };
-    output.answer(&checked, || text(&checked, &reading))?;
+    output.answer(&checked, || {
+        let mut text = text(&checked, &reading);
+        if let (Some(path), false) = (&args.better, better.is_empty()) {
+            let (path, base) = (path.display(), args.settings.display());
+            let release = args.megatron.name();
+            let _ = writeln!(
+                text,
+                "\nThe fastest is in {path}; into the settings: moefold export {path} --to {} --base {base} --megatron {release}",
+                Form::MegatronLm.name()
+            );
+        }
+        text
+    })?;
     if !checked.broken.is_empty() {
         let number = checked.broken.len();
         let rules = if number == 1 { "a rule" } else { "rules" };

@@ -2,10 +2,11 @@
 
 use std::fmt::Write as _;
 
+use moefold_executor::files::check_no_run;
 use serde::Serialize;
 
 use crate::cli::CompareArgs;
-use crate::failure::Failure;
+use crate::failure::{Failure, failure};
 use crate::output::Output;
 
 /// What was written and found.
@@ -16,6 +17,7 @@ struct CompareJson {
 }
 
 pub(crate) fn run(args: &CompareArgs, output: Output) -> Result<(), Failure> {
+    check_no_run(&args.out, "a report is written").map_err(failure)?;
     let written = moefold_reports::compare(&args.inputs, &args.out).map_err(Failure::request)?;
     let answer = CompareJson {
         files: written.files,

@@ -1,6 +1,6 @@
 //! `moefold export`: a plan as settings of Megatron-LM, for its command line, YAML, torchrun or Slurm.
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 use moefold_planner::plan::Plan;
 use moefold_planner::settings::{
     self, Form, Heading, Job, Refusal, Rest, Settings, Target, Value, Version, Written,
@@ -79,7 +79,9 @@ pub(crate) fn run(args: &ExportArgs, output: Output) -> Result<(), Failure> {
     }
     let text = settings::text_of(args.to, &written, &heading(&plan, args.megatron));
     if let Some(path) = &args.out {
-        write_atomically(path, |out| out.write_all(text.as_bytes())).map_err(Failure::runtime)?;
+        write_atomically(path, |out| out.write_all(text.as_bytes()))
+            .with_context(|| format!("--out {}: cannot be written", path.display()))
+            .map_err(Failure::Runtime)?;
     }
     let env = written.settings.env.iter().map(|(name, value)| Variable {
         name,

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use moefold_executor::environment;
 use moefold_executor::files::check_no_run;
-use moefold_profiles::directory::MeasuredSteps;
+use moefold_profiles::directory::{MeasuredSteps, PROFILE_FILE};
 use moefold_profiles::import::{self, DeviceTime, Imported, LeftOut, Options};
 use moefold_profiles::statistics;
 use moefold_reports::tables::Table;
@@ -48,7 +48,12 @@ pub(crate) fn run(args: &ImportArgs, output: Output) -> Result<(), Failure> {
     if profile.date.is_empty() {
         profile.date = environment::rfc3339(SystemTime::now());
     }
+    let replaces = args.out.join(PROFILE_FILE).is_file();
     imported.profile.save(&args.out).map_err(Failure::runtime)?;
+    if replaces {
+        let dir = args.out.display();
+        output.note(&format!("{dir} had a profile, which this one replaces; plan with several by --profile DIR --profile OTHER"))?;
+    }
     for note in &imported.notes {
         output.note(note)?;
     }
@@ -104,17 +109,24 @@ fn text(answer: &ImportJson<'_>, imported: &Imported, output: Output) -> String 
         text.push_str("\nLeft out:\n");
         text.push_str(&left_out(answer.left_out, output));
     }
+    let dir = answer.directory.display();
+    let next = if samples.is_empty() && answer.steps.is_some() {
+        format!(
+            "hold them against a plan: compare plan.json {dir}, or calibrate --plan plan.json --measured {dir}"
+        )
+    } else {
+        format!("plan with --profile {dir}")
+    };
     writeln!(
         text,
-        "\n{} keys of {} from {} ({}) in {dir}; plan with --profile {dir}",
+        "\n{} keys of {} from {} ({}) in {dir}; {next}",
         samples.len(),
         answer.device,
         imported
             .profile
             .command
             .trim_start_matches("moefold import "),
-        answer.format,
-        dir = answer.directory.display()
+        answer.format
     )
     .expect(ANY);
     text

@@ -57,6 +57,13 @@ pub struct RunDir {
 impl RunDir {
     /// Holds a directory for a run.
     pub fn claim(dir: &Path) -> Result<Claim, Error> {
+        if is_of_run(dir) {
+            return Err(Error::Request(format!(
+                "{}: is not empty, it holds a run; a new one is written to a new or empty directory: choose another, or go on \
+                 with that run by --continue",
+                dir.display()
+            )));
+        }
         Claim::new(dir, "a run is written")
     }
 

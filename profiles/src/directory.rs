@@ -269,6 +269,12 @@ impl MeasuredSteps {
         let median = statistics::median(self.seconds.clone());
         median.ok_or_else(|| "found no steps, expected at least one".to_owned())
     }
+
+    /// What one should know before believing them, where there is something.
+    pub fn note(&self) -> Option<&'static str> {
+        (self.seconds.len() == 1)
+            .then_some("the measurement has one step, which may be one of warm-up")
+    }
 }
 
 /// Device memory beside the tensors of a rank.

@@ -60,6 +60,11 @@ pub fn import(path: &Path, options: &Options<'_>) -> Result<Imported, ImportErro
     Ok(imported)
 }
 
+/// The text of a file, compressed by gzip or not.
+pub fn text(path: &Path) -> Result<String, ImportError> {
+    source::read(path)
+}
+
 /// Whether a text is a log of Megatron-LM with lines of steps.
 pub fn is_log(text: &str) -> bool {
     recognize(text) == Some(Format::MegatronLog)
@@ -82,9 +87,19 @@ pub fn steps(path: &Path) -> Result<Option<MeasuredSteps>, ImportError> {
 /// The format that a text is in.
 fn recognize(text: &str) -> Option<Format> {
     let text = text.trim_start_matches('\u{feff}').trim_start();
-    // Lines of a log begin with a date in brackets.
-    let is_dated = || text.lines().any(megatron::is_iteration);
-    if text.starts_with('{') || text.starts_with('[') && !is_dated() {
+    // Lines of a log begin with a date in brackets, or with what launchers put there.
+    let of_lines = || {
+        text.lines().find_map(|line| {
+            if nccl::is_header(line) {
+                Some(Format::NcclTests)
+            } else if megatron::is_iteration(line) {
+                Some(Format::MegatronLog)
+            } else {
+                None
+            }
+        })
+    };
+    if text.starts_with('{') || text.starts_with('[') && of_lines().is_none() {
         return if text.contains("\"traceEvents\"") || text.starts_with('[') {
             Some(Format::Kineto)
         } else if text.contains("\"accelerator\"") && text.contains("\"networks\"") {
@@ -93,25 +108,19 @@ fn recognize(text: &str) -> Option<Format> {
             None
         };
     }
-    let mut lines = text.lines();
-    lines.find_map(|line| {
-        if nccl::is_header(line) {
-            Some(Format::NcclTests)
-        } else if megatron::is_iteration(line) {
-            Some(Format::MegatronLog)
-        } else {
-            None
-        }
-    })
+    of_lines()
 }
 
-/// The first characters of a text, for a message.
+/// How a text begins, for a message.
 fn beginning(text: &str) -> String {
     const SHOWN: usize = 40;
     let text = text.trim();
+    if text.is_empty() {
+        return "is empty".to_owned();
+    }
     let mut shown: String = text.chars().take(SHOWN).collect();
     if text.chars().nth(SHOWN).is_some() {
         shown.push_str("...");
     }
-    shown.replace(char::is_control, " ")
+    format!("begins with `{}`", shown.replace(char::is_control, " "))
 }

@@ -3,6 +3,9 @@
 /// Characters of a text that are compared with names.
 const LONGEST: usize = 256;
 
+/// Characters of a text that say enough to be looked for inside of names.
+const WITHIN: usize = 3;
+
 /// The known name that `found` most likely meant: the first of [`ranked`]; nothing where the list is
 /// empty.
 pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -18,16 +21,20 @@ pub fn closest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Vec
 
 /// The known names, the one that `found`, ignoring case, most likely meant first.
 ///
-/// Few edits and a long common beginning both speak for a name: a slip is more often in a unit or an
-/// ending (`nic_gbps`) than in the first letters. Ties go to the earlier name. Of what is longer than any name
+/// A name that has all of `found` in it comes first. Few edits and a long common beginning both speak for a name: a slip is more
+/// often in a unit or an ending (`nic_gbps`) than in the first letters. Ties go to the earlier name. Of what is longer than any name
 /// its beginning counts.
 pub fn ranked<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let found: String = found.to_lowercase().chars().take(LONGEST).collect();
     let mut names: Vec<&str> = known.into_iter().collect();
     names.sort_by_cached_key(|name| {
         let name = name.to_lowercase();
+        let within = found.len() >= WITHIN && name.contains(&found);
         let common = found.chars().zip(name.chars()).take_while(|(a, b)| a == b);
-        2 * edits(&found, &name) as i64 - common.count() as i64
+        (
+            !within,
+            2 * edits(&found, &name) as i64 - common.count() as i64,
+        )
     });
     names
 }
@@ -64,6 +71,7 @@ mod tests {
         let known = ["dgx-h100", "dgx-h200", "mi300x"];
         assert_eq!(nearest("DGX_H100", known), Some("dgx-h100"));
         assert_eq!(nearest("mi300", known), Some("mi300x"));
+        assert_eq!(nearest("h100", ["h800", "dgx-h100"]), Some("dgx-h100"));
         assert_eq!(
             nearest("nic_gbps", ["num_gpus", "nic_gb_per_s"]),
             Some("nic_gb_per_s")

@@ -333,6 +333,68 @@ fn a_table_of_nccl_tests_without_operation_and_root_is_read() {
     assert_eq!(imported.profile.device, "a100");
 }
 
+/// What launchers put before a line, and names that tests are given, change nothing.
+#[test]
+fn nccl_tests_are_read_as_launchers_and_people_leave_them() {
+    let text = std::fs::read_to_string(fixture("nccl-tests.txt")).expect("a fixture");
+    let plain = read("nccl-tests.txt").profile.samples;
+    for tag in ["[1,0]<stdout>:", "0: ", " 3: "] {
+        let tagged: String = text.lines().map(|line| format!("{tag}{line}\n")).collect();
+        let imported = import(written(&tagged).path(), &Options::default()).expect("it is read");
+        assert_eq!(imported.profile.samples, plain, "{tag}");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (head, _) = text
+        .split_once("# Collective test starting: alltoall")
+        .expect("a second");
+    let unnamed = head.replace("# Collective test starting: all_reduce_perf", "#");
+    let named = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, &unnamed).expect("writable");
+        import(&path, &Options::default())
+    };
+    for name in ["nccl_all_reduce_perf.out", "all_reduce_perf_mpi.txt"] {
+        let of = micros(
+            &named(name).expect("it is read"),
+            &collective(CollectiveKind::AllReduce, MIB, [4, 2]),
+        );
+        assert_eq!(of, [100.0, 104.0], "{name}");
+    }
+    let refused = named("my_reduce_perf.txt")
+        .expect_err("no price")
+        .to_string();
+    let expected = "rows of my_reduce_perf are left out: prices know no such collective";
+    assert!(refused.contains(expected), "{refused}");
+}
+
+/// The last line of a job that was killed may end anywhere, in a number too.
+#[test]
+fn a_line_of_a_log_that_is_cut_off_is_left_out() {
+    let line = |number: u32| {
+        format!(
+            " iteration {number}/ 9 | elapsed time per iteration (ms): 1250.5 | global batch size: 8 | lm loss: 2.0 |\n"
+        )
+    };
+    let whole: String = (1..5).map(line).collect();
+    let last = line(5);
+    for end in ["(ms): 12", "(ms): 1250", "size: 8", "loss: 2.0"] {
+        let at = last.find(end).expect("is there") + end.len();
+        let text = format!("{whole}{}", &last[..at]);
+        let imported = import(written(&text).path(), &on("h100")).expect("it is read");
+        let steps = imported.profile.steps.expect("a log has steps");
+        assert_eq!(
+            (steps.seconds, steps.global_batch),
+            (vec![1.2505; 3], Some(8))
+        );
+        let whys: Vec<&str> = imported.left_out.iter().map(|item| &*item.why).collect();
+        assert!(whys.contains(&"its line is cut off"), "{end}: {whys:?}");
+    }
+    // A line without its line feed is whole where it ends as the others do.
+    let text = format!("{whole}{}", last.trim_end());
+    let imported = import(written(&text).path(), &on("h100")).expect("it is read");
+    assert_eq!(imported.profile.steps.expect("steps").seconds.len(), 4);
+}
+
 #[test]
 fn golden_steps_of_a_log_are_those_after_warm_up() {
     let imported = import(&fixture("megatron.log"), &on("h100")).expect("it is read");

@@ -29,6 +29,18 @@ pub enum ReportError {
         /// The key or line, and what is wrong with it.
         what: String,
     },
+    /// Neither JSON nor a log.
+    #[error(
+        "{path}: {error}; expected a plan.json, what `plan --json` printed, a run directory, or after a plan a log of \
+         Megatron-LM",
+        path = .path.display()
+    )]
+    NoJson {
+        /// The file.
+        path: PathBuf,
+        /// What a reader of JSON says of it.
+        error: serde_json::Error,
+    },
     /// JSON, but nothing that can be compared.
     #[error(
         "{path}: neither a plan.json (key `layout`) nor the output of `plan --json` (key `plans`)",

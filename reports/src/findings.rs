@@ -232,6 +232,9 @@ fn prediction(comparison: &Comparison) -> Vec<String> {
             format::seconds(subject.step_s()),
             format::step_off(error),
         ));
+        let logged = subject.logged.iter();
+        let noted = logged.filter_map(|logged| Some((&logged.source, logged.note?)));
+        findings.extend(noted.map(|(source, note)| format!("{source}: {note}.")));
     }
     if errors.len() > 1 {
         let mean = errors.iter().sum::<f64>() / errors.len() as f64;

@@ -141,7 +141,16 @@ fn heading(comparison: &Comparison) -> (String, String) {
     let count = comparison.subjects.len();
     let mut asked = format!("{count} layout{}", if count == 1 { "" } else { "s" });
     match runs {
-        0 => asked.push_str(", predicted"),
+        0 => {
+            asked.push_str(", predicted");
+            let elsewhere = comparison.subjects.iter().filter(|s| s.logged.is_some());
+            match elsewhere.count() {
+                0 => {}
+                1 if count == 1 => asked.push_str(", and its steps measured elsewhere"),
+                some => write!(asked, ", and the steps of {some} measured elsewhere")
+                    .expect("a string takes any text"),
+            }
+        }
         1 => asked.push_str(", one of them run and measured"),
         _ => asked = format!("{asked}, {runs} of them run and measured"),
     }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use moefold_planner::answer::Answer;
 use moefold_planner::plan::Plan;
 use moefold_profiles::directory::{MeasuredSteps, PROFILE_FILE};
-use moefold_profiles::import;
+use moefold_profiles::import::{self, ImportError};
 use moefold_profiles::run::{RunSummary, StepRecord};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -46,6 +46,8 @@ pub(crate) struct Logged {
     pub(crate) source: String,
     /// How many steps.
     pub(crate) steps: usize,
+    /// What one should know before believing them.
+    pub(crate) note: Option<&'static str>,
     /// Their median, seconds.
     pub(crate) step_s: f64,
 }
@@ -94,6 +96,7 @@ pub(crate) fn paired(inputs: Vec<Input>) -> Result<Vec<Input>, ReportError> {
         *logged = Some(Logged {
             source: input.path.display().to_string(),
             steps: steps.seconds.len(),
+            note: steps.note(),
             step_s: step_s.map_err(|what| ReportError::Format {
                 path: input.path,
                 what,
@@ -172,7 +175,10 @@ fn read_file(path: &Path) -> Result<Content, ReportError> {
     {
         return Ok(Content::Steps(steps));
     }
-    let keys: Keys = parse(path, &text)?;
+    let keys: Keys = serde_json::from_str(&text).map_err(|error| ReportError::NoJson {
+        path: path.to_owned(),
+        error,
+    })?;
     match keys {
         Keys { plans: Some(_), .. } => {
             let answer: Answer = parse(path, &text)?;
@@ -211,10 +217,11 @@ fn read_steps(path: &Path) -> Result<Vec<StepRecord>, ReportError> {
         .collect()
 }
 
+/// The text of a file, compressed by gzip or not.
 fn text_of(path: &Path) -> Result<String, ReportError> {
-    std::fs::read_to_string(path).map_err(|source| ReportError::Read {
-        path: path.to_owned(),
-        source,
+    import::text(path).map_err(|error| match error {
+        ImportError::Unreadable { path, source } => ReportError::Read { path, source },
+        other => other.into(),
     })
 }
 

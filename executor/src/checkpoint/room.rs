@@ -3,15 +3,13 @@
 use std::path::Path;
 
 use moefold_planner::model::Model;
+use moefold_profiles::units::Bytes;
 
 use super::KEPT;
 use crate::error::Error;
 use crate::files::free;
 use crate::model::global_tensors;
 use crate::weights::{GlobalTensor, State};
-
-/// Bytes of a GiB.
-const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Bytes of a checkpoint, and of the copy in memory of the host that it is written from, over all ranks: masters and
 /// both moments in f32.
@@ -32,6 +30,13 @@ pub(super) fn at_once(first: u64, last: u64, every: u64) -> u64 {
     due.min(KEPT as u64 + 1)
 }
 
+/// How many of so many need room beside those that are `there`, of which the oldest goes when a new one is whole.
+pub(super) fn beside(there: usize, count: u64) -> u64 {
+    count
+        .saturating_sub(there.min(KEPT) as u64)
+        .max(count.min(1))
+}
+
 /// Refuses to save `count` checkpoints of `bytes` each below `folder`, which need not be there yet, where
 /// its file system has no room for them. One that does not say how much it has is trusted.
 pub(super) fn check(folder: &Path, count: u64, bytes: u64) -> Result<(), Error> {
@@ -42,10 +47,10 @@ fn check_free(folder: &Path, count: u64, bytes: u64, free: u64) -> Result<(), Er
     if count * bytes <= free {
         return Ok(());
     }
-    let [each, all, free] = [bytes, count * bytes, free].map(|bytes| bytes as f64 / GIB);
+    let [each, all, free] = [bytes, count * bytes, free].map(Bytes);
     Err(Error::Request(format!(
-        "{}: {all:.2} GiB are needed for {count} checkpoints of {each:.2} GiB ({KEPT} are kept, and the \
-         next is written before the older goes), and {free:.2} GiB are free: make room, choose another \
+        "{}: {all} are needed for {count} checkpoints of {each} ({KEPT} are kept, and the \
+         next is written before the older goes), and {free} are free: make room, choose another \
          folder for the run, or save no checkpoints",
         folder.display()
     )))
@@ -72,6 +77,20 @@ mod tests {
                 expected,
                 "{first}, {last}, {every}"
             );
+        }
+    }
+
+    #[test]
+    fn golden_checkpoints_beside_those_that_are_there() {
+        for (there, count, expected) in [
+            (0, 3, 3),
+            (1, 3, 2),
+            (2, 3, 1),
+            (5, 3, 1),
+            (2, 1, 1),
+            (2, 0, 0),
+        ] {
+            assert_eq!(beside(there, count), expected, "{there}, {count}");
         }
     }
 

@@ -18,7 +18,7 @@ use moefold_planner::model::Model;
 
 use super::write::{Snapshot, clear_way, commit, not_shared, prune, take_back};
 use super::{CHECKPOINT_VERSION, FOLDER, Fingerprint, Index, Seal, ShardFile, Written};
-use super::{folder_of, partial, room};
+use super::{complete, folder_of, partial, room};
 use crate::control::{FAILED, IDLE, Said, WRITTEN};
 use crate::error::Error;
 use crate::gather::{bytes_of, read, words, words_of};
@@ -91,7 +91,13 @@ impl<'a> Saver<'a> {
         if let (0, Some(every)) = (rank.rank(), saving.every) {
             let first = options.init.resumed().map_or(0, |resumed| resumed.step);
             let count = room::at_once(first, options.steps, every);
-            room::check(&folder, count, room::bytes_of(&tensors))?;
+            let there = if folder.is_dir() {
+                complete(&folder)?.len()
+            } else {
+                0
+            };
+            let more = room::beside(there, count);
+            room::check(&folder, more, room::bytes_of(&tensors))?;
         }
         Ok(Some(Self {
             rank,

@@ -87,7 +87,7 @@ impl Nvrtc {
     /// The NVRTC of this machine. The error says what to install.
     pub(crate) fn find() -> Result<Self, DeviceError> {
         let token = gate::Nvrtc::get().map_err(|unusable| {
-            DeviceError::new("NVRTC", format!("{unusable}; {}", unusable.remedy))
+            DeviceError::new("NVRTC", format!("{}; {}", unusable.why, unusable.remedy))
         })?;
         let found = token.library();
         // SAFETY: the library is NVRTC and stays open.

@@ -104,6 +104,11 @@ impl Leftovers {
         }
     }
 
+    /// With others, of names that these have not.
+    pub(super) fn join(&mut self, others: Self) {
+        self.0.extend(others.0);
+    }
+
     /// The list, that with the most time first; shares are of `total` seconds.
     pub(super) fn into_list(self, total: Option<f64>) -> Vec<LeftOut> {
         let entries = self.0.into_iter();

@@ -3,7 +3,8 @@
 //! (`megatron/training/training.py` and `utils.py`, functions `training_log` and `report_memory`).
 //!
 //! What launchers put before a line (ranks, dates) and fields that forks add are passed over. Some forks
-//! print the mean after the time (`X/mean`): the time counts.
+//! print the mean after the time (`X/mean`): the time counts. The last line of a job that runs or was killed may be cut off, in
+//! the middle of a number too: where lines end with `|` and that one does not, it is left out.
 
 use super::gathered::{Imported, Leftovers};
 use super::source::{File, Format, ImportError};
@@ -31,8 +32,17 @@ pub(super) fn is_iteration(line: &str) -> bool {
 pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
     let mut iterations = Vec::new();
     let mut peak: Option<Bytes> = None;
+    let mut leftovers = Leftovers::default();
+    let last = file.text.lines().count();
+    let is_whole = |line: &str| line.trim_end().ends_with('|');
+    let mut ends_whole = false;
     for (index, line) in file.text.lines().enumerate() {
         if is_iteration(line) {
+            if index + 1 == last && ends_whole && !is_whole(line) {
+                leftovers.add("iteration", "its line is cut off", None);
+                continue;
+            }
+            ends_whole |= is_whole(line);
             iterations.push(iteration(file, index + 1, line)?);
         } else if line.contains(MEMORY) && line.contains(PEAK) {
             let mib = number(file, index + 1, line, PEAK)?;
@@ -40,18 +50,18 @@ pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
             peak = Some(peak.map_or(bytes, |other| other.max(bytes)));
         }
     }
-    let Some(last) = iterations.last().copied() else {
+    if iterations.is_empty() {
         let why = format!("no line has `iteration` and `{ELAPSED}`");
         return Err(file.nothing(Format::MegatronLog, why));
-    };
+    }
     let device = file.device(None)?;
-    let mut leftovers = Leftovers::default();
-    let kept = steady(&iterations, last.batch, &mut leftovers);
+    let batch = iterations.iter().rev().find_map(|one| one.batch);
+    let kept = steady(&iterations, batch, &mut leftovers);
     let (from, to) = (kept[0].number, kept[kept.len() - 1].number);
     let mut profile = file.profile(&device, Vec::new());
     profile.steps = Some(MeasuredSteps {
         seconds: kept.iter().map(|iteration| iteration.seconds).collect(),
-        global_batch: last.batch,
+        global_batch: batch,
         peak_allocated: peak,
         source: format!(
             "{}: {} of {} logged iterations, from {from} to {to}",
@@ -60,10 +70,8 @@ pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
             iterations.len()
         ),
     });
-    let mut notes = Vec::new();
-    if iterations.len() == 1 {
-        notes.push("the log has one iteration, which may be one of warm-up".to_owned());
-    }
+    let notes = profile.steps.iter().filter_map(MeasuredSteps::note);
+    let notes = notes.map(str::to_owned).collect();
     Ok(Imported {
         format: Format::MegatronLog,
         profile,
@@ -81,25 +89,27 @@ fn steady(
     batch: Option<u64>,
     leftovers: &mut Leftovers,
 ) -> Vec<Iteration> {
-    let mut kept = Vec::new();
+    let is_other = |one: &Iteration| one.batch.is_some() && one.batch != batch;
+    let (mut kept, mut left) = (Vec::new(), Leftovers::default());
     for run in iterations.chunk_by(|a, b| a.number < b.number) {
         let warmup = run.len().div_ceil(10);
         for (index, &iteration) in run.iter().enumerate() {
             let why = if index < warmup {
                 "warm-up"
-            } else if iteration.batch != batch {
+            } else if is_other(&iteration) {
                 "another global batch than the last one's"
             } else {
                 kept.push(iteration);
                 continue;
             };
-            leftovers.add("iteration", why, Some(iteration.seconds));
+            left.add("iteration", why, Some(iteration.seconds));
         }
     }
     if kept.is_empty() {
-        *leftovers = Leftovers::default();
         kept = iterations.to_vec();
-        kept.retain(|iteration| iteration.batch == batch);
+        kept.retain(|iteration| !is_other(iteration));
+    } else {
+        leftovers.join(left);
     }
     kept
 }

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use super::gathered::{Imported, Leftovers, Timings, of_one_domain};
-use super::source::{File, Format, ImportError};
+use super::source::{File, Format, ImportError, untagged};
 use crate::collective::{Collective, CollectiveKind};
 use crate::directory::{Key, Taken};
 use crate::presets;
@@ -29,7 +29,7 @@ const TESTS: [(&str, CollectiveKind); 6] = [
 
 /// Whether a line is one that nccl-tests begin their table with.
 pub(super) fn is_header(line: &str) -> bool {
-    Columns::of(line).is_some()
+    Columns::of(untagged(line)).is_some()
 }
 
 /// What the header of a table says of its rows.
@@ -101,11 +101,18 @@ fn seat(line: &str) -> Option<(u32, String, String)> {
     Some((group.unwrap_or(0), host.to_owned(), device.to_owned()))
 }
 
-/// The test that a line names.
+/// The test that a line names, whatever stands before its name and an underscore: `nccl_all_reduce_perf`, `all_reduce_perf_mpi`.
 fn test_in(line: &str) -> Option<&str> {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    line.split(|c| !word(c))
-        .find(|name| name.ends_with("_perf"))
+    let names = line.split(|c| !word(c));
+    let names = names.map(|name| name.strip_suffix("_mpi").unwrap_or(name));
+    let named = { names }.find(|name| name.ends_with("_perf"))?;
+    let known = TESTS.iter().map(|(test, _)| *test);
+    let known = known.filter(|test| {
+        let before = named.strip_suffix(test);
+        before.is_some_and(|before| before.is_empty() || before.ends_with('_'))
+    });
+    Some(known.max_by_key(|test| test.len()).unwrap_or(named))
 }
 
 pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
@@ -115,7 +122,7 @@ pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
     let (mut test, mut columns) = (None, None);
     let mut device = None;
     let name = file.name();
-    for (index, line) in file.text.lines().enumerate() {
+    for (index, line) in file.text.lines().map(untagged).enumerate() {
         if let Some((group, host, gpu)) = seat(line) {
             // A list after a table is that of another test.
             if rows > 0 {
@@ -178,35 +185,49 @@ pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
             device = Some(gpu);
             continue;
         };
-        let pair = kind == CollectiveKind::SendRecv;
-        // Ranks send in a ring: of a pair of neighbours, the slowest crosses hosts where there are some.
-        let of_domain = of_one_domain(&gpu, group, of_host);
-        let key = Collective {
-            kind,
-            bytes: Bytes(row.size),
-            ranks: if pair { 2 } else { group },
-            ranks_per_domain: match pair {
-                true if of_domain < group => 1,
-                true => 2,
-                false => of_domain,
-            },
-        };
+        let key = key(kind, row.size, &gpu, [group, of_host]);
         for time in row.times {
             timings.add(Key::Collective(key), time * 1e-6);
         }
         device = Some(gpu);
     }
+    let left_out = leftovers.into_list(None);
     let Some(device) = device.filter(|_| !timings.is_empty()) else {
-        let why = "no row with bytes and a time, of a group of more than one rank";
+        let why = left_out.first().map_or_else(
+            || "no row with bytes and a time, of a group of more than one rank".to_owned(),
+            |most| {
+                format!(
+                    "{} rows of {} are left out: {}",
+                    most.count, most.name, most.why
+                )
+            },
+        );
         return Err(file.nothing(Format::NcclTests, why));
     };
     Ok(Imported {
         format: Format::NcclTests,
         profile: file.profile(&device, timings.into_samples(Taken::Repeated)),
-        left_out: leftovers.into_list(None),
+        left_out,
         device_time: None,
         notes: Vec::new(),
     })
+}
+
+/// What a row of so many bytes times, in a group of ranks of which so many are on a host.
+fn key(kind: CollectiveKind, size: u64, gpu: &str, [group, of_host]: [u32; 2]) -> Collective {
+    let pair = kind == CollectiveKind::SendRecv;
+    // Ranks send in a ring: of a pair of neighbours, the slowest crosses hosts where there are some.
+    let of_domain = of_one_domain(gpu, group, of_host);
+    Collective {
+        kind,
+        bytes: Bytes(size),
+        ranks: if pair { 2 } else { group },
+        ranks_per_domain: match pair {
+            true if of_domain < group => 1,
+            true => 2,
+            false => of_domain,
+        },
+    }
 }
 
 /// A row of a table.

@@ -47,14 +47,14 @@ pub enum ImportError {
     },
     /// No format is recognized.
     #[error(
-        "{path} begins with `{found}`, which is no format of measurements; expected a trace of \
+        "{path} {found}, which is no format of measurements; expected a trace of \
          torch.profiler, output of nccl-tests, a log of Megatron-LM or a system file of SimuMax \
          (--format says which it is)"
     )]
     Unrecognized {
         /// The file.
         path: PathBuf,
-        /// Its first characters.
+        /// How it begins, in words.
         found: String,
     },
     /// Something in the file is not as its format has it.
@@ -109,6 +109,22 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// A file that gzip has packed is unpacked to so much, since a small one may hold any number of zeros. One that is not
 /// packed takes what it takes on disk.
 const UNPACKED_MOST: Bytes = Bytes(512 * MIB);
+
+/// A line without what launchers put before it: `[1,0]<stdout>:` of `mpirun --tag-output`, `0: ` of `srun --label`.
+pub(super) fn untagged(line: &str) -> &str {
+    let digits = |c: char| c.is_ascii_digit();
+    let of_mpirun = line.strip_prefix('[').and_then(|rest| {
+        let rest = rest.trim_start_matches(digits).strip_prefix(',')?;
+        let rest = rest.trim_start_matches(digits).strip_prefix("]<std")?;
+        let (stream, rest) = rest.split_once(">:")?;
+        matches!(stream, "out" | "err").then_some(rest)
+    });
+    let of_srun = || {
+        let rest = line.trim_start().strip_prefix(digits)?;
+        rest.trim_start_matches(digits).strip_prefix(": ")
+    };
+    of_mpirun.or_else(of_srun).unwrap_or(line)
+}
 
 /// A file with what the caller says about it.
 pub(super) struct File<'a> {

@@ -109,6 +109,8 @@ impl Shapes {
                 remainders: false,
             }),
             "_foreach_norm" => call.listed().map(|len| Op::GradNorm { len }),
+            // Products whose operands are not said.
+            "mm" | "bmm" | "addmm" | "_grouped_mm" => None,
             _ => return Ok(None),
         };
         match found {
