@@ -203,14 +203,16 @@ fn step_s(plan: &Plan, measured: &Path, output: Output) -> Result<f64, Failure> 
     if !measured.exists() {
         return Err(refuse("no such file"));
     }
-    if measured.is_dir() {
+    let steps = if measured.is_dir() {
         let profile = Profile::load(measured).map_err(Failure::request)?;
         let of_device = profile.check(&plan.cluster);
         of_device
             .with_context(|| format!("--measured {shown}"))
             .map_err(Failure::Request)?;
-    }
-    let steps = import::steps(measured).map_err(Failure::request)?;
+        profile.steps
+    } else {
+        import::steps(measured).map_err(Failure::request)?
+    };
     let steps = steps.ok_or_else(|| refuse("no steps in it"))?;
     if let Some(note) = steps.note() {
         output.note(&format!("{shown}: {note}"))?;

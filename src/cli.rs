@@ -202,7 +202,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, default_value = "fp32", value_parser = flags::one_of(&flags::GRAD_DTYPES, flags::grad_dtype))]
     pub(crate) grad_dtype: Dtype,
     /// Expert load: balanced, a run directory whose routing to take, or a JSON histogram of tokens an
-    /// expert [default: balanced, or as a run recorded it that is a --profile and exchanged no tokens]
+    /// expert [default: balanced; with --profile RUN of a run that exchanged no tokens, as it recorded]
     #[arg(long)]
     pub(crate) routing: Option<PathBuf>,
     /// Say also how experts are best placed on the ranks of #1 under --routing, each rank holding so many more than its

@@ -14,7 +14,7 @@ use moefold_planner::model::Model;
 use moefold_planner::options::{LeastMemory, PlanError, Routing, SearchOptions};
 use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, PlannedLayout, ProfileUsed, Request};
 use moefold_planner::search::{self, Asked, Lengths, Progress, SearchResult, Watch};
-use moefold_profiles::directory::Key;
+use moefold_profiles::directory::{Key, Taken};
 use moefold_profiles::{Cluster, CollectiveKind, Costs, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
@@ -553,16 +553,18 @@ pub(crate) fn load_profiles(
     directories.iter().map(load).collect()
 }
 
-/// Loads of experts that the last run among profiles recorded, with its directory, where none of them measured an exchange of
-/// tokens: waits there are what loads of experts cost, as far as a profile knows it.
+/// Loads of experts that the last run among profiles recorded, with its directory, where none of them exchanged tokens in
+/// training: waits there are what loads of experts cost, as far as a profile knows it.
 pub(crate) fn recorded_loads<'d>(
     directories: &'d [PathBuf],
     profiles: &[NamedProfile],
     model: &Model,
 ) -> Option<(&'d Path, Routing)> {
     let samples = profiles.iter().flat_map(|named| &named.profile.samples);
-    let mut keys = samples.map(|sample| sample.key);
-    if keys.any(|key| matches!(key, Key::Collective(of) if of.kind == CollectiveKind::AllToAll)) {
+    let mut trained = samples.filter(|sample| sample.taken == Taken::Training);
+    let is_exchange =
+        |key: Key| matches!(key, Key::Collective(of) if of.kind == CollectiveKind::AllToAll);
+    if trained.any(|sample| is_exchange(sample.key)) {
         return None;
     }
     directories.iter().rev().find_map(|run| {

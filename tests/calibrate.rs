@@ -8,6 +8,7 @@ mod common {
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use common::json;
 use common::outcome::run;
@@ -198,6 +199,11 @@ fn a_run_is_a_measurement_of_its_plan_and_what_is_none_is_refused() {
     plan_of("other.json", "tp=2,ep=2,mbs=1");
     let execute = "execute plan.json --text text.txt --device cpu --steps 6 --out run";
     said(folder, &execute.split(' ').collect::<Vec<_>>());
+    refused(
+        folder,
+        &["compare", "plan.json", "--out", "run"],
+        &["run: found a run's", "a directory of its own"],
+    );
     let found = answer(
         folder,
         &[
@@ -300,6 +306,35 @@ fn a_log_of_megatron_is_a_measurement_of_its_plan() {
         folder,
         &calibrate("gpu.json", "batch.log"),
         &["64", "256", "global batch"],
+    );
+    // Compressed, by itself too short to be sure of, and of another device.
+    let mut gzip = Command::new("gzip");
+    let packed = gzip
+        .args(["--keep", "train.log"])
+        .current_dir(folder)
+        .status();
+    assert!(packed.expect("gzip runs").success());
+    let whole = said(
+        folder,
+        &["compare", "gpu.json", "train.log.gz", "--out", "page"],
+    );
+    assert!(
+        whole.contains("measured at 2.50 s (median of 7 steps"),
+        "{whole}"
+    );
+    let first: String = log(256).lines().take(1).collect();
+    fs::write(folder.join("one.log"), first + "\n").expect("written");
+    let one = said(folder, &["compare", "gpu.json", "one.log", "--out", "page"]);
+    assert!(
+        one.contains("one.log: the measurement has one step"),
+        "{one}"
+    );
+    let words = "import train.log --device cpu --out of-cpu";
+    said(folder, &words.split(' ').collect::<Vec<_>>());
+    refused(
+        folder,
+        &calibrate("gpu.json", "of-cpu"),
+        &["--measured of-cpu", "cpu", "h100"],
     );
 }
 

@@ -41,13 +41,21 @@ impl Claim {
     pub fn new(dir: &Path, what: &str) -> Result<Self, Error> {
         check_new(dir, what).map_err(|refused| {
             // What another writes is not to be removed.
-            let is_held = File::open(dir).is_ok_and(|dir| {
-                let tried = dir.try_lock();
-                matches!(tried, Err(TryLockError::WouldBlock))
-            });
-            if is_held { in_use(dir, what) } else { refused }
+            if Self::is_held(dir) {
+                in_use(dir, what)
+            } else {
+                refused
+            }
         })?;
         Self::made(dir, what, false)
+    }
+
+    /// Whether somebody holds a directory.
+    pub fn is_held(dir: &Path) -> bool {
+        File::open(dir).is_ok_and(|dir| {
+            let tried = dir.try_lock();
+            matches!(tried, Err(TryLockError::WouldBlock))
+        })
     }
 
     /// Holds `dir`, whatever is in it: `what` is written to it, where it was before.

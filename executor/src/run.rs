@@ -57,14 +57,15 @@ pub struct RunDir {
 impl RunDir {
     /// Holds a directory for a run.
     pub fn claim(dir: &Path) -> Result<Claim, Error> {
-        if is_of_run(dir) {
+        let what = "a run is written";
+        if is_of_run(dir) && !Claim::is_held(dir) {
             return Err(Error::Request(format!(
-                "{}: is not empty, it holds a run; a new one is written to a new or empty directory: choose another, or go on \
-                 with that run by --continue",
+                "{}: is not empty, it holds a run; {what} to a new or empty directory: choose another, or go on with that run by \
+                 `execute --continue`",
                 dir.display()
             )));
         }
-        Claim::new(dir, "a run is written")
+        Claim::new(dir, what)
     }
 
     /// Holds the directory of a run that has ended, for that run to go on in, or one that is new or empty.

@@ -3,9 +3,6 @@
 /// Characters of a text that are compared with names.
 const LONGEST: usize = 256;
 
-/// Characters of a text that say enough to be looked for inside of names.
-const WITHIN: usize = 3;
-
 /// The known name that `found` most likely meant: the first of [`ranked`]; nothing where the list is
 /// empty.
 pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -21,7 +18,7 @@ pub fn closest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Vec
 
 /// The known names, the one that `found`, ignoring case, most likely meant first.
 ///
-/// A name that has all of `found` in it comes first. Few edits and a long common beginning both speak for a name: a slip is more
+/// A name of which `found` is a part between dashes comes first. Few edits and a long common beginning both speak for a name: a slip is more
 /// often in a unit or an ending (`nic_gbps`) than in the first letters. Ties go to the earlier name. Of what is longer than any name
 /// its beginning counts.
 pub fn ranked<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
@@ -29,7 +26,7 @@ pub fn ranked<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<
     let mut names: Vec<&str> = known.into_iter().collect();
     names.sort_by_cached_key(|name| {
         let name = name.to_lowercase();
-        let within = found.len() >= WITHIN && name.contains(&found);
+        let within = name.split('-').any(|part| part == found);
         let common = found.chars().zip(name.chars()).take_while(|(a, b)| a == b);
         (
             !within,

@@ -1,8 +1,8 @@
 //! [`Costs`]: what any op or collective costs on a cluster, and how that is known.
 //!
 //! A price comes from the first of these that has one: a profile measured here ([`local`]), a shipped
-//! table of this GPU, an efficiency formula ([`roofline`]). Of a CPU no table ships: what of it was not measured takes as long
-//! as what was and takes as long by formula ([`Like`]). All tables are built once into sorted
+//! table of this GPU, an efficiency formula ([`roofline`]). Of a CPU no table ships: ops that memory bounds, and
+//! collectives, of kinds that were not measured take as long as measured ones that take as long by formula. All tables are built once into sorted
 //! arrays, so that a price is a few lookups without allocation: a search asks for millions.
 //!
 //! | op | from |
@@ -30,7 +30,7 @@ use std::iter;
 
 use attention::Attention;
 pub use local::Waiting;
-use local::{Base, Like, Local, Scaled};
+use local::{Base, Local, Scaled};
 use matrix::{Held, Matrix};
 use network::Network;
 
@@ -224,7 +224,7 @@ impl Costs {
         }
         let (time, source) = self.shipped.op(op, Held::AmongOthers);
         if self.assumed && !op.is_bound_by_sms() {
-            let time = Seconds(self.local.as_others(Like::Memory, time));
+            let time = Seconds(self.local.like_ops(time));
             return Cost { time, source };
         }
         let narrow =
@@ -245,7 +245,7 @@ impl Costs {
         }
         let (time, source) = self.shipped.network.price(collective);
         let time = if self.assumed {
-            self.local.as_others(Like::Messages, time)
+            self.local.like_messages(time)
         } else {
             time
         };

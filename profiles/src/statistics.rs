@@ -11,11 +11,14 @@ pub fn quantile(mut values: Vec<f64>, q: f64) -> Option<f64> {
     let position = q * values.len().checked_sub(1)? as f64;
     let below = values[position.floor() as usize];
     let above = values[position.ceil() as usize];
+    if below == above {
+        return Some(below);
+    }
     Some(below + (above - below) * position.fract())
 }
 
 /// Of some things those that no other beats in both of two respects, in each of which less is better: the least in the first
-/// of them first. Of equals the one that stands first.
+/// of them first. Of equals the one that stands first. Both are finite.
 pub fn unbeaten<T>(mut all: Vec<T>, respects: impl Fn(&T) -> [f64; 2]) -> Vec<T> {
     all.sort_by(|a, b| {
         let ([first, second], [other_first, other_second]) = (respects(a), respects(b));

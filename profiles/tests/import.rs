@@ -338,9 +338,15 @@ fn a_table_of_nccl_tests_without_operation_and_root_is_read() {
 fn nccl_tests_are_read_as_launchers_and_people_leave_them() {
     let text = std::fs::read_to_string(fixture("nccl-tests.txt")).expect("a fixture");
     let plain = read("nccl-tests.txt").profile.samples;
-    for tag in ["[1,0]<stdout>:", "0: ", " 3: "] {
-        let tagged: String = text.lines().map(|line| format!("{tag}{line}\n")).collect();
-        let imported = import(written(&tagged).path(), &Options::default()).expect("it is read");
+    for tag in [
+        "[1,0]<stdout>:",
+        "[prterun-a-1@1,0]<stdout>: ",
+        "0: ",
+        " 3: ",
+    ] {
+        let tagged: Vec<String> = text.lines().map(|line| format!("{tag}{line}")).collect();
+        let imported =
+            import(written(&tagged.join("\n")).path(), &Options::default()).expect("it is read");
         assert_eq!(imported.profile.samples, plain, "{tag}");
     }
     let folder = tempfile::tempdir().expect("a folder");

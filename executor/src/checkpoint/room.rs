@@ -23,18 +23,11 @@ pub(super) fn bytes_of(tensors: &[GlobalTensor]) -> u64 {
     (State::ALL.len() * elements * size_of::<f32>()) as u64
 }
 
-/// How many checkpoints of a run are on the disk at once: those that are kept, and one that is written
-/// before the oldest of them goes; fewer where the run ends earlier.
-pub(super) fn at_once(first: u64, last: u64, every: u64) -> u64 {
+/// How many checkpoints of a run the disk has to take beside those that are `there`: as many as are kept, and one that is
+/// written before the oldest of them goes, less those; fewer where the run ends earlier.
+pub(super) fn to_come([first, last]: [u64; 2], every: u64, there: usize) -> u64 {
     let due = last / every - first / every + u64::from(!last.is_multiple_of(every));
-    due.min(KEPT as u64 + 1)
-}
-
-/// How many of so many need room beside those that are `there`, of which the oldest goes when a new one is whole.
-pub(super) fn beside(there: usize, count: u64) -> u64 {
-    count
-        .saturating_sub(there.min(KEPT) as u64)
-        .max(count.min(1))
+    due.min((KEPT + 1 - there.min(KEPT)) as u64)
 }
 
 /// Refuses to save `count` checkpoints of `bytes` each below `folder`, which need not be there yet, where
@@ -49,7 +42,7 @@ fn check_free(folder: &Path, count: u64, bytes: u64, free: u64) -> Result<(), Er
     }
     let [each, all, free] = [bytes, count * bytes, free].map(Bytes);
     Err(Error::Request(format!(
-        "{}: {all} are needed for {count} checkpoints of {each} ({KEPT} are kept, and the \
+        "{}: {all} are needed for {count} checkpoints of {each} to come ({KEPT} are kept, and the \
          next is written before the older goes), and {free} are free: make room, choose another \
          folder for the run, or save no checkpoints",
         folder.display()
@@ -61,36 +54,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn golden_checkpoints_at_once() {
-        for (first, last, every, expected) in [
-            (0, 1, 5, 1),
-            (0, 5, 5, 1),
-            (0, 6, 5, 2),
-            (0, 10, 5, 2),
-            (0, 100, 5, 3),
-            (95, 100, 5, 1),
-            (94, 100, 5, 2),
-            (0, 100, 1, 3),
+    fn golden_checkpoints_to_come() {
+        for (steps, every, there, expected) in [
+            ([0, 1], 5, 0, 1),
+            ([0, 5], 5, 0, 1),
+            ([0, 6], 5, 0, 2),
+            ([0, 10], 5, 0, 2),
+            ([0, 100], 5, 0, 3),
+            ([95, 100], 5, 0, 1),
+            ([94, 100], 5, 0, 2),
+            ([0, 100], 1, 0, 3),
+            // A run that goes on.
+            ([5, 15], 5, 1, 2),
+            ([5, 100], 5, 1, 2),
+            ([10, 100], 5, 2, 1),
+            ([10, 100], 5, 9, 1),
+            ([100, 100], 5, 2, 0),
         ] {
             assert_eq!(
-                at_once(first, last, every),
+                to_come(steps, every, there),
                 expected,
-                "{first}, {last}, {every}"
+                "{steps:?}, {every}, {there}"
             );
-        }
-    }
-
-    #[test]
-    fn golden_checkpoints_beside_those_that_are_there() {
-        for (there, count, expected) in [
-            (0, 3, 3),
-            (1, 3, 2),
-            (2, 3, 1),
-            (5, 3, 1),
-            (2, 1, 1),
-            (2, 0, 0),
-        ] {
-            assert_eq!(beside(there, count), expected, "{there}, {count}");
         }
     }
 
@@ -104,7 +89,7 @@ mod tests {
         let text = refused.to_string();
         for part in [
             "run/checkpoints: 3.00 GiB",
-            "3 checkpoints of 1.00 GiB",
+            "3 checkpoints of 1.00 GiB to come",
             "choose another folder",
         ] {
             assert!(text.contains(part), "{text}");

@@ -90,14 +90,13 @@ impl<'a> Saver<'a> {
         let tensors = global_tensors(model);
         if let (0, Some(every)) = (rank.rank(), saving.every) {
             let first = options.init.resumed().map_or(0, |resumed| resumed.step);
-            let count = room::at_once(first, options.steps, every);
             let there = if folder.is_dir() {
                 complete(&folder)?.len()
             } else {
                 0
             };
-            let more = room::beside(there, count);
-            room::check(&folder, more, room::bytes_of(&tensors))?;
+            let to_come = room::to_come([first, options.steps], every, there);
+            room::check(&folder, to_come, room::bytes_of(&tensors))?;
         }
         Ok(Some(Self {
             rank,

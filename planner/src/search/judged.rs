@@ -85,7 +85,7 @@ pub(super) fn candidates(
 
 /// What is pinned of each space that is looked at: one, or where stages are given one for each division of them
 /// among pipeline ranks.
-fn pins(options: &SearchOptions, gpus: u32) -> Vec<PartialDegrees> {
+pub(super) fn pins(options: &SearchOptions, gpus: u32) -> Vec<PartialDegrees> {
     let pins = options.pins;
     let (Some(given), None) = (&options.stages, pins.vpp) else {
         return vec![pins];

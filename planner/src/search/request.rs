@@ -1,6 +1,7 @@
 //! [`check_request`]: what refuses a request before any tuple of degrees is looked at.
 
 use super::asked::Asked;
+use super::judged;
 use super::watch::{Aim, Looks, Phase, aimed};
 use crate::layout::{Illegal, MAX_GPUS, PartialDegrees};
 use crate::options::PlanError;
@@ -64,19 +65,23 @@ pub(super) fn nearest(asked: &Asked<'_>, rules: &Rules) -> Option<PartialDegrees
 
 /// Other numbers of GPUs that are tried at most on either side, and candidates that are judged.
 const TRIED: usize = 1 << 9;
-const JUDGED: usize = 1 << 19;
+const JUDGED: usize = 1 << 18;
 
 /// The nearest numbers of GPUs on which some layout is legal that agrees with the pins, one below and one above, as far as they
 /// are found before enough is judged or the search is stopped.
 pub(super) fn nearest_gpus(asked: &Asked<'_>, rules: &Rules) -> Vec<u32> {
     let watch = aimed(Aim::Nearest, asked.watch);
     let looks = Looks::new(&watch, Phase::Judging, 0);
-    let rules = rules.of_degrees();
-    let (pins, mut broken) = (&asked.options.pins, Vec::new());
+    let rules = &rules.of_degrees();
+    let mut broken = Vec::new();
+    let space = |gpus: u32| {
+        let each = judged::pins(asked.options, gpus).into_iter();
+        each.flat_map(move |pins| space(asked.model, gpus, rules.batch(), &pins))
+    };
     let mut nearest = |each: &mut dyn Iterator<Item = u32>| {
         let mut judged = 0;
         for gpus in each.take(TRIED) {
-            for degrees in space(asked.model, gpus, rules.batch(), pins) {
+            for degrees in space(gpus) {
                 let stops = judged % TOGETHER == 0 && looks.look().is_break();
                 if stops || judged == JUDGED {
                     return None;
@@ -89,7 +94,7 @@ pub(super) fn nearest_gpus(asked: &Asked<'_>, rules: &Rules) -> Vec<u32> {
         }
         None
     };
-    let most = asked.cluster.num_gpus.unwrap_or(MAX_GPUS);
+    let most = asked.cluster.num_gpus.unwrap_or(MAX_GPUS).min(MAX_GPUS);
     let below = nearest(&mut (1..asked.gpus).rev());
     let above = nearest(&mut (asked.gpus.saturating_add(1)..=most));
     below.into_iter().chain(above).collect()

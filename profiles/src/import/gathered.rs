@@ -104,9 +104,13 @@ impl Leftovers {
         }
     }
 
-    /// With others, of names that these have not.
+    /// With others.
     pub(super) fn join(&mut self, others: Self) {
-        self.0.extend(others.0);
+        for (key, (more, seconds)) in others.0 {
+            let (count, total) = self.0.entry(key).or_default();
+            *count += more;
+            *total = total.iter().chain(&seconds).copied().reduce(|a, b| a + b);
+        }
     }
 
     /// The list, that with the most time first; shares are of `total` seconds.

@@ -33,7 +33,7 @@ pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
     let mut iterations = Vec::new();
     let mut peak: Option<Bytes> = None;
     let mut leftovers = Leftovers::default();
-    let last = file.text.lines().count();
+    let (last, ends_line) = (file.text.lines().count(), file.text.ends_with('\n'));
     let is_whole = |line: &str| line.trim_end().ends_with('|');
     let mut ends_whole = false;
     for (index, line) in file.text.lines().enumerate() {
@@ -44,7 +44,7 @@ pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
             }
             ends_whole |= is_whole(line);
             iterations.push(iteration(file, index + 1, line)?);
-        } else if line.contains(MEMORY) && line.contains(PEAK) {
+        } else if line.contains(MEMORY) && line.contains(PEAK) && (index + 1 < last || ends_line) {
             let mib = number(file, index + 1, line, PEAK)?;
             let bytes = Bytes((mib * MIB as f64) as u64);
             peak = Some(peak.map_or(bytes, |other| other.max(bytes)));

@@ -110,14 +110,16 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// packed takes what it takes on disk.
 const UNPACKED_MOST: Bytes = Bytes(512 * MIB);
 
-/// A line without what launchers put before it: `[1,0]<stdout>:` of `mpirun --tag-output`, `0: ` of `srun --label`.
+/// A line without what launchers put before it: `[1,0]<stdout>:` of `mpirun --tag-output`, with the name of the job and a space
+/// behind it since Open MPI 5 (`[prterun-node-1@1,0]<stdout>: `), `0: ` of `srun --label`.
 pub(super) fn untagged(line: &str) -> &str {
     let digits = |c: char| c.is_ascii_digit();
     let of_mpirun = line.strip_prefix('[').and_then(|rest| {
-        let rest = rest.trim_start_matches(digits).strip_prefix(',')?;
+        let (_, rest) = rest.split_once(',')?;
         let rest = rest.trim_start_matches(digits).strip_prefix("]<std")?;
         let (stream, rest) = rest.split_once(">:")?;
-        matches!(stream, "out" | "err").then_some(rest)
+        let is_stream = matches!(stream, "out" | "err");
+        is_stream.then(|| rest.strip_prefix(' ').unwrap_or(rest))
     });
     let of_srun = || {
         let rest = line.trim_start().strip_prefix(digits)?;

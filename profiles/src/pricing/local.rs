@@ -5,8 +5,8 @@
 //! nobody knows beforehand how fast its memory is beside its cores: of several prices that differ in it, a family is laid
 //! over the one whose shape is nearest to its own ([`unlikeness`]).
 //! Collectives of one kind and group get straight lines over bytes; other groups of the kind borrow the ratio
-//! of the nearest one. What of a CPU was not measured of any size, or of collectives in any group, takes as long as what does
-//! by formula ([`Like`]).
+//! of the nearest one. Of kinds that were not measured on a CPU, ops that memory bounds and collectives take as long as measured
+//! ones that take as long by formula.
 //!
 //! Sizes that data decides are many, and of most there are few timings. Where more rows or bytes took less time, both
 //! have the mean of all their timings ([`never_falling`]): one that something held up says less of what is
@@ -52,23 +52,15 @@ pub(super) struct Local {
     families: Vec<Option<u16>>,
     surfaces: Vec<Surface>,
     collectives: Vec<(CollectiveKind, [u32; 2], Curve)>,
-    /// Of all that memory bounds, and of all collectives: seconds that were measured over those by formula.
-    like: [Option<Curve>; 2],
+    /// Of all ops that memory bounds, and of all collectives: from seconds by formula to those that were measured.
+    like_ops: Option<Curve>,
+    like_messages: Option<Curve>,
     /// What ranks wait, by group: where data decides how much they do between two meetings, and elsewhere.
     waits: [Vec<([u32; 2], Waiting)>; 2],
     /// The best a price of an op can be called.
     best: Source,
     /// Whether ops were timed in training, beside whatever ran beside them.
     trained: bool,
-}
-
-/// What says how long something takes whose kind was not measured.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Like {
-    /// All ops that memory bounds.
-    Memory,
-    /// All collectives.
-    Messages,
 }
 
 /// Seconds of ops by a formula that measurements are laid over.
@@ -122,12 +114,10 @@ impl Local {
             families: Vec::new(),
             surfaces: Vec::new(),
             collectives: Vec::new(),
-            like: [
-                like(&ops, |op| {
-                    (!op.is_bound_by_sms()).then(|| (bases[0].op)(op))
-                }),
-                like(&messages, |message| Some(collective(message))),
-            ],
+            like_ops: like(&ops, |op| {
+                (!op.is_bound_by_sms()).then(|| (bases[0].op)(op))
+            }),
+            like_messages: like(&messages, |message| Some(collective(message))),
             waits: waits(profiles),
             best: if scaled {
                 Source::Interpolated
@@ -243,9 +233,15 @@ impl Local {
         })
     }
 
-    /// Seconds of what takes so long by formula and is of no kind that was measured.
-    pub(super) fn as_others(&self, like: Like, formula_s: f64) -> f64 {
-        let others = self.like[like as usize].as_ref();
+    /// Seconds of an op that memory bounds, of a kind that was not measured, by those of its formula.
+    pub(super) fn like_ops(&self, formula_s: f64) -> f64 {
+        let others = self.like_ops.as_ref();
+        others.map_or(formula_s, |others| others.at(formula_s))
+    }
+
+    /// The same of a collective.
+    pub(super) fn like_messages(&self, formula_s: f64) -> f64 {
+        let others = self.like_messages.as_ref();
         others.map_or(formula_s, |others| others.at(formula_s))
     }
 
@@ -303,7 +299,7 @@ impl Local {
     }
 }
 
-/// What was measured of some kinds, over what a formula says of them.
+/// From seconds by formula to those that were measured, over all of some kinds; none of none.
 fn like<K>(measured: &BTreeMap<K, [f64; 2]>, formula: impl Fn(&K) -> Option<f64>) -> Option<Curve> {
     let points = measured.iter().filter_map(|(key, &[seconds, weight])| {
         let by_formula = formula(key)?;

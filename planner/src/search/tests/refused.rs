@@ -224,7 +224,8 @@ fn numbers_of_gpus_nearby_are_named_where_none_will_do() {
     let costs = Costs::for_cluster(&cluster, &[]);
     let named = |gpus| match plan(&model, &cluster, gpus, &options, &costs, &Declared) {
         Err(PlanError::NoneLegal { gpus, .. }) => Some(gpus),
-        _ => None,
+        Ok(_) | Err(PlanError::Infeasible { .. }) => None,
+        Err(other) => panic!("{gpus}: {other}"),
     };
     let found = named(63).expect("no layout is legal");
     let [below, above] = found[..] else {

@@ -9,6 +9,9 @@ use crate::search::shape::{Shapes, shape_key};
 use crate::search::watch::unwatched;
 use crate::search::{Asked, shapes};
 
+/// Of so many layouts one is looked at.
+const EVERY: usize = 101;
+
 /// A model with a depth of multi-token prediction, whose head has a copy of the embedding in a pipeline, and one with a head that is
 /// tied to it.
 #[test]
@@ -17,7 +20,7 @@ fn law_shapes_that_layouts_share_are_those_of_each() {
     let mut tied = presets::load("mixtral-8x7b").expect("a preset");
     tied.tied_embeddings = true;
     assert!(!depths.mtp.is_empty(), "has depths");
-    for (model, every) in [(depths, 101), (tied, 101)] {
+    for model in [depths, tied] {
         let (_, cluster, options) = on_h100("mixtral-8x7b", 64);
         let costs = &Costs::for_cluster(&cluster, &[]);
         let rules = &Rules::of(&model, &options);
@@ -29,7 +32,7 @@ fn law_shapes_that_layouts_share_are_those_of_each() {
         layouts.sort_by_key(Layout::pp);
         let shared = shapes(&layouts, questions);
         let (mut parted, mut looked_at) = (0, 0);
-        for layout in layouts.iter().step_by(every) {
+        for layout in layouts.iter().step_by(EVERY) {
             let key = shape_key(&question, layout);
             let (shared, own) = (shared[&key][0].first(&question), Shapes::new(layout));
             for (shared, own) in shared.iter().zip(own.first(&question)) {
