@@ -88,8 +88,8 @@ pub fn steps(path: &Path) -> Result<Option<MeasuredSteps>, ImportError> {
 fn recognize(text: &str) -> Option<Format> {
     let text = text.trim_start_matches('\u{feff}').trim_start();
     // Lines of a log begin with a date in brackets, or with what launchers put there.
-    let of_lines = || {
-        text.lines().find_map(|line| {
+    if !text.starts_with('{') {
+        let of_line = |line: &str| {
             if nccl::is_header(line) {
                 Some(Format::NcclTests)
             } else if megatron::is_iteration(line) {
@@ -97,18 +97,17 @@ fn recognize(text: &str) -> Option<Format> {
             } else {
                 None
             }
-        })
-    };
-    if text.starts_with('{') || text.starts_with('[') && of_lines().is_none() {
-        return if text.contains("\"traceEvents\"") || text.starts_with('[') {
-            Some(Format::Kineto)
-        } else if text.contains("\"accelerator\"") && text.contains("\"networks\"") {
-            Some(Format::Simumax)
-        } else {
-            None
         };
+        let found = text.lines().find_map(of_line);
+        return found.or_else(|| text.starts_with('[').then_some(Format::Kineto));
     }
-    of_lines()
+    if text.contains("\"traceEvents\"") {
+        Some(Format::Kineto)
+    } else if text.contains("\"accelerator\"") && text.contains("\"networks\"") {
+        Some(Format::Simumax)
+    } else {
+        None
+    }
 }
 
 /// How a text begins, for a message.

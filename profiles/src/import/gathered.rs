@@ -104,15 +104,6 @@ impl Leftovers {
         }
     }
 
-    /// With others.
-    pub(super) fn join(&mut self, others: Self) {
-        for (key, (more, seconds)) in others.0 {
-            let (count, total) = self.0.entry(key).or_default();
-            *count += more;
-            *total = total.iter().chain(&seconds).copied().reduce(|a, b| a + b);
-        }
-    }
-
     /// The list, that with the most time first; shares are of `total` seconds.
     pub(super) fn into_list(self, total: Option<f64>) -> Vec<LeftOut> {
         let entries = self.0.into_iter();

@@ -32,14 +32,13 @@ pub(super) fn is_iteration(line: &str) -> bool {
 pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
     let mut iterations = Vec::new();
     let mut peak: Option<Bytes> = None;
-    let mut leftovers = Leftovers::default();
     let (last, ends_line) = (file.text.lines().count(), file.text.ends_with('\n'));
     let is_whole = |line: &str| line.trim_end().ends_with('|');
-    let mut ends_whole = false;
+    let (mut ends_whole, mut is_cut) = (false, false);
     for (index, line) in file.text.lines().enumerate() {
         if is_iteration(line) {
             if index + 1 == last && ends_whole && !is_whole(line) {
-                leftovers.add("iteration", "its line is cut off", None);
+                is_cut = true;
                 continue;
             }
             ends_whole |= is_whole(line);
@@ -56,7 +55,11 @@ pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
     }
     let device = file.device(None)?;
     let batch = iterations.iter().rev().find_map(|one| one.batch);
+    let mut leftovers = Leftovers::default();
     let kept = steady(&iterations, batch, &mut leftovers);
+    if is_cut {
+        leftovers.add("iteration", "its line is cut off", None);
+    }
     let (from, to) = (kept[0].number, kept[kept.len() - 1].number);
     let mut profile = file.profile(&device, Vec::new());
     profile.steps = Some(MeasuredSteps {
@@ -90,7 +93,7 @@ fn steady(
     leftovers: &mut Leftovers,
 ) -> Vec<Iteration> {
     let is_other = |one: &Iteration| one.batch.is_some() && one.batch != batch;
-    let (mut kept, mut left) = (Vec::new(), Leftovers::default());
+    let mut kept = Vec::new();
     for run in iterations.chunk_by(|a, b| a.number < b.number) {
         let warmup = run.len().div_ceil(10);
         for (index, &iteration) in run.iter().enumerate() {
@@ -102,14 +105,13 @@ fn steady(
                 kept.push(iteration);
                 continue;
             };
-            left.add("iteration", why, Some(iteration.seconds));
+            leftovers.add("iteration", why, Some(iteration.seconds));
         }
     }
     if kept.is_empty() {
+        *leftovers = Leftovers::default();
         kept = iterations.to_vec();
         kept.retain(|iteration| !is_other(iteration));
-    } else {
-        leftovers.join(left);
     }
     kept
 }

@@ -105,8 +105,8 @@ fn seat(line: &str) -> Option<(u32, String, String)> {
 fn test_in(line: &str) -> Option<&str> {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let names = line.split(|c| !word(c));
-    let names = names.map(|name| name.strip_suffix("_mpi").unwrap_or(name));
-    let named = { names }.find(|name| name.ends_with("_perf"))?;
+    let mut names = names.map(|name| name.strip_suffix("_mpi").unwrap_or(name));
+    let named = names.find(|name| name.ends_with("_perf"))?;
     let known = TESTS.iter().map(|(test, _)| *test);
     let known = known.filter(|test| {
         let before = named.strip_suffix(test);
