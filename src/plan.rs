@@ -15,7 +15,7 @@ use moefold_planner::options::{LeastMemory, PlanError, Routing, SearchOptions};
 use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, PlannedLayout, ProfileUsed, Request};
 use moefold_planner::search::{self, Asked, Lengths, Progress, SearchResult, Watch};
 use moefold_profiles::directory::{Key, Taken};
-use moefold_profiles::{Cluster, CollectiveKind, Costs, Precision, Profile, presets};
+use moefold_profiles::{Cluster, Costs, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
 use crate::exportable;
@@ -562,8 +562,7 @@ pub(crate) fn recorded_loads<'d>(
 ) -> Option<(&'d Path, Routing)> {
     let samples = profiles.iter().flat_map(|named| &named.profile.samples);
     let mut trained = samples.filter(|sample| sample.taken == Taken::Training);
-    let is_exchange =
-        |key: Key| matches!(key, Key::Collective(of) if of.kind == CollectiveKind::AllToAll);
+    let is_exchange = |key: Key| matches!(key, Key::Collective(of) if of.is_of_tokens());
     if trained.any(|sample| is_exchange(sample.key)) {
         return None;
     }

@@ -57,6 +57,11 @@ pub struct Collective {
 }
 
 impl Collective {
+    /// Whether tokens go to their experts and back in it.
+    pub fn is_of_tokens(&self) -> bool {
+        self.kind == CollectiveKind::AllToAll
+    }
+
     /// Bytes that leave one rank under a bandwidth-optimal algorithm: `S (n-1)/n`, twice that for
     /// an all-reduce, `S` for a send (Megatron-Core MoE notes; Thakur et al. 2005, section 4).
     pub fn wire_bytes(&self) -> f64 {

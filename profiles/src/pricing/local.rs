@@ -255,7 +255,7 @@ impl Local {
             nearest.map(|(_, waiting)| *waiting)
         };
         let [of_tokens, others] = &self.waits;
-        let of_tokens = (is_of_tokens(collective) && !loads_are_known).then_some(of_tokens);
+        let of_tokens = (collective.is_of_tokens() && !loads_are_known).then_some(of_tokens);
         let own = of_tokens.and_then(|waits| near(waits));
         own.or_else(|| near(others)).unwrap_or_default()
     }
@@ -406,7 +406,7 @@ fn waits(profiles: &[Scaled]) -> [Vec<([u32; 2], Waiting)>; 2] {
             all.waited_s *= factor;
             all.apart_s *= factor;
             if all.apart_s > 0.0 {
-                let class = usize::from(!is_of_tokens(&key));
+                let class = usize::from(!key.is_of_tokens());
                 keys[class].push(all);
                 let group = [key.ranks, key.ranks_per_domain];
                 let sum = groups[class].entry(group).or_default();
@@ -421,11 +421,6 @@ fn waits(profiles: &[Scaled]) -> [Vec<([u32; 2], Waiting)>; 2] {
         let of_group = |(group, all)| (group, line.scaled_to(all));
         groups.into_iter().map(of_group).collect()
     })
-}
-
-/// Whether tokens go to their experts and back in it.
-fn is_of_tokens(collective: &Collective) -> bool {
-    collective.kind == CollectiveKind::AllToAll
 }
 
 /// The time that stands for timings: in training their mean, since a step is the sum of them all; of
