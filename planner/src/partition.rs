@@ -454,9 +454,13 @@ impl Line {
             for to in self.needs(stage)..=layers {
                 for from in (0..=to - self.needs(stage)).rev() {
                     let weight = weight(stage, from, to).filter(|[floor, _]| *floor <= cap);
-                    let Some([_, weight]) = weight else {
+                    let Some([floor, weight]) = weight else {
                         break;
                     };
+                    if add(0, floor) >= next[to] {
+                        // With more layers it only adds more.
+                        break;
+                    }
                     if weight > cap || total[from] == u128::MAX {
                         continue;
                     }

@@ -48,6 +48,7 @@ mod why;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use moefold_profiles::Cluster;
 use moefold_profiles::Precision;
@@ -509,7 +510,7 @@ fn rank<'a>(
         looks.best_s = ranking.first().map(|best| best.step_s);
         let outcomes: Vec<Outcome<'a>> = batch
             .par_iter()
-            .map(|unit| visit(questions, unit, limit, &looks))
+            .map(|unit| visit(questions, unit, limit, &looks, &[]))
             .collect();
         let left = batch.iter().zip(&outcomes);
         if let Some((first, _)) = left.clone().find(|(_, outcome)| outcome.stopped) {
@@ -579,14 +580,30 @@ fn inside_domain(
 type ByKey = BTreeMap<ShapeKey, Vec<Shapes>>;
 
 fn shapes(layouts: &[Layout], questions: &[Question<'_>]) -> ByKey {
-    let mut shapes = ByKey::new();
-    for layout in layouts {
-        let of_each = || questions.iter().map(|_| Shapes::new(layout)).collect();
-        shapes
-            .entry(shape_key(&questions[0], layout))
-            .or_insert_with(of_each);
-    }
-    shapes
+    let key = |layout: &Layout| shape_key(&questions[0], layout);
+    let of_each = |layout| questions.iter().map(|_| Shapes::new(layout)).collect();
+    let found = by_key(layouts, key).into_iter();
+    found.map(|(key, layout)| (key, of_each(layout))).collect()
+}
+
+/// The first layout of each key.
+fn by_key<K: Ord + Send>(
+    layouts: &[Layout],
+    key: impl Fn(&Layout) -> K + Sync,
+) -> BTreeMap<K, &Layout> {
+    let firsts = |mut known: BTreeMap<K, _>, layout| {
+        known.entry(key(layout)).or_insert(layout);
+        known
+    };
+    let joined = |mut before: BTreeMap<K, _>, after| {
+        for (key, layout) in after {
+            before.entry(key).or_insert(layout);
+        }
+        before
+    };
+    let all = layouts.par_iter().with_min_len(BOUNDED);
+    all.fold(BTreeMap::new, firsts)
+        .reduce(BTreeMap::new, joined)
 }
 
 /// Layouts by their floors, lowest first.
@@ -616,9 +633,10 @@ fn units<'a>(
         .map(|(&key, shapes)| (key, (of_shape(shapes), shapes)))
         .collect();
     let looks = Looks::new(watch, Phase::Bounding, layouts.len());
-    let unit = |weights: &mut Weights, layout: &'a Layout| {
+    let unit = |weights: &mut Weights, layout: &'a Layout, is_stopped| {
         let (work, shapes) = &known[&shape_key(question, layout)];
         let floor = match objective {
+            _ if is_stopped => 0.0,
             Objective::Throughput => {
                 // The schedules are the same.
                 let floors = work.iter().map(|work| floor_s(question, layout, work));
@@ -633,22 +651,21 @@ fn units<'a>(
             floor,
         }
     };
-    let parts: Option<Vec<Vec<Unit<'a>>>> = layouts
-        .par_chunks(BOUNDED)
-        .map_init(Weights::new, |weights, some| {
-            if looks.look().is_break() {
-                return None;
+    let is_stopped = AtomicBool::new(false);
+    let each = layouts.par_iter().enumerate().with_min_len(BOUNDED);
+    let mut units: Vec<Unit<'a>> = each
+        .map_init(Weights::new, |weights, (number, layout)| {
+            if number.is_multiple_of(BOUNDED) {
+                is_stopped.fetch_or(looks.look().is_break(), Ordering::Relaxed);
+                looks.seen(BOUNDED.min(layouts.len() - number));
             }
-            let units = some.iter().map(|layout| unit(weights, layout)).collect();
-            looks.seen(some.len());
-            // However few chunks there are, some progress is heard.
-            looks.look().is_continue().then_some(units)
+            let is_stopped = is_stopped.load(Ordering::Relaxed);
+            unit(weights, layout, is_stopped)
         })
         .collect();
-    let parts = parts.ok_or(PlanError::Stopped)?;
-    let mut units = Vec::with_capacity(layouts.len());
-    for part in parts {
-        units.extend(part);
+    // However few there are, some progress is heard.
+    if is_stopped.into_inner() || looks.look().is_break() {
+        return Err(PlanError::Stopped);
     }
     units.par_sort_unstable_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
     Ok(units)

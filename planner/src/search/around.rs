@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rayon::prelude::*;
+
 use super::asked::Asked;
 use super::least::Open;
 use super::predict::Priced;
@@ -13,8 +15,8 @@ use crate::options::{PlanError, SearchOptions};
 use crate::partition;
 
 /// Finds the plans that score less than something, best first, of some splits or of those that it chooses.
-type Search =
-    dyn Fn(&Asked<'_>, f64, &[Vec<Vec<u32>>]) -> Result<(Vec<Priced>, SearchRecord), PlanError>;
+type Search = dyn Fn(&Asked<'_>, f64, &[Vec<Vec<u32>>]) -> Result<(Vec<Priced>, SearchRecord), PlanError>
+    + Sync;
 
 /// All splits of the layout that is asked for which may take less than something; none where these are many.
 type SplitsBelow = dyn Fn(&Asked<'_>, f64) -> Option<Open>;
@@ -120,19 +122,28 @@ fn stages(
     }
     // What no split of the best layout takes less than.
     let mut floor_s = least_s(&plans[0], search);
-    for place in 0..plans.len().min(MOVED) {
-        let layout = plans[place].plan.layout;
-        let close = match layout.vpp {
+    let may_win = |own: &Priced, best: &Priced| {
+        let close = match own.plan.layout.vpp {
             1 => CLOSE_OF_ONE_STAGE,
             _ => CLOSE,
         };
-        let is_close = step_s(&plans[place]) <= (1.0 + close) * step_s(&plans[0]);
-        let is_proven = place == 0 && search.optimal;
-        if !is_close || is_proven {
+        step_s(own) <= (1.0 + close) * step_s(best)
+    };
+    let first = usize::from(search.optimal);
+    let each = plans[..plans.len().min(MOVED)].par_iter().enumerate();
+    // Fewer may win when those before them are moved.
+    let all_moved: Vec<Option<Priced>> = each
+        .map(|(place, own)| {
+            let is_tried = place >= first && may_win(own, &plans[0]);
+            is_tried.then(|| moved(asked, plan, own)).flatten()
+        })
+        .collect();
+    for (place, found) in all_moved.into_iter().enumerate() {
+        let Some(found) = found.filter(|_| may_win(&plans[place], &plans[0])) else {
             continue;
-        }
-        let pins = layout.pinned();
-        moved(asked, plan, pins, &mut plans[place]);
+        };
+        let pins = found.plan.layout.pinned();
+        plans[place] = found;
         if step_s(&plans[place]) < step_s(&plans[0]) {
             let whole = priced(asked, plan, f64::INFINITY, pins, &[]);
             floor_s = whole
@@ -178,14 +189,17 @@ fn stages(
     search.optimal = search.gap == 0.0;
 }
 
-/// Moves layers of a plan one at a time, or where that does not help two, as long as its step gets shorter.
-fn moved(asked: &Asked<'_>, plan: &Search, pins: PartialDegrees, best: &mut Priced) {
+/// A plan with layers moved one at a time, or where that does not help two, as long as its step gets shorter; none where it does not.
+fn moved(asked: &Asked<'_>, plan: &Search, own: &Priced) -> Option<Priced> {
+    let pins = own.plan.layout.pinned();
+    let mut best: Option<Priced> = None;
     for _ in 0..MOVES {
-        let moved = partition::moves(&best.plan.pipeline.stages);
+        let known = best.as_ref().unwrap_or(own);
+        let moved = partition::moves(&known.plan.pipeline.stages);
         if moved.is_empty() {
             break;
         }
-        let found = priced(asked, plan, step_s(best), pins, &moved);
+        let found = priced(asked, plan, step_s(known), pins, &moved);
         // Where no move makes it shorter two may, as where fewer layers compute again then.
         let found = found.or_else(|| {
             let pairs = moved.iter().flat_map(|split| partition::moves(split));
@@ -195,13 +209,14 @@ fn moved(asked: &Asked<'_>, plan: &Search, pins: PartialDegrees, best: &mut Pric
             }
             pairs.sort_unstable();
             pairs.dedup();
-            priced(asked, plan, step_s(best), pins, &pairs)
+            priced(asked, plan, step_s(known), pins, &pairs)
         });
         match found {
-            Some((found, _)) => *best = found,
+            Some((found, _)) => best = Some(found),
             None => break,
         }
     }
+    best
 }
 
 /// Seconds that the layout of a plan takes no less than, by the search that found it.

@@ -10,6 +10,7 @@ use rayon::prelude::*;
 
 use super::floor::{Weights, held};
 use super::shape::Question;
+use super::trial::Least;
 use super::unit::{Found, Outcome, Unit};
 use super::visit::{BATCH, visit};
 use super::watch::{Aim, Looks, Phase, Watch, aimed};
@@ -28,6 +29,8 @@ struct One<'a> {
     best: Option<Box<Found<'a>>>,
     /// No other child takes less, in seconds.
     left_s: f64,
+    /// What each child takes at least, by question, where that is known.
+    least_s: Vec<Least>,
 }
 
 impl<'a> Known<'a> {
@@ -38,6 +41,7 @@ impl<'a> Known<'a> {
             each.map(|unit| One {
                 best: None,
                 left_s: unit.floor,
+                least_s: Vec::new(),
             })
             .collect(),
         )
@@ -49,6 +53,12 @@ impl<'a> Known<'a> {
             *one = One {
                 best: outcome.best.clone().map(Box::new),
                 left_s: outcome.left_s,
+                // Nobody asks again about what nothing is left of.
+                least_s: if outcome.left_s < f64::INFINITY {
+                    outcome.least_s.clone()
+                } else {
+                    Vec::new()
+                },
             };
         }
     }
@@ -143,7 +153,15 @@ impl<'a> Known<'a> {
             looks.best_s = best.map(|best| best.0);
             let outcomes: Vec<Outcome<'a>> = batch
                 .par_iter()
-                .map(|&place| visit(questions, &units[place], limit, &looks))
+                .map(|&place| {
+                    visit(
+                        questions,
+                        &units[place],
+                        limit,
+                        &looks,
+                        &self.0[place].least_s,
+                    )
+                })
                 .collect();
             if outcomes.iter().any(|outcome| outcome.stopped) {
                 return None;

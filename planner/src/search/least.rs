@@ -43,7 +43,7 @@ fn least_of_shape_s(
     if least_s >= within_s {
         return within_s;
     }
-    let held = |all| &shapes.held_under(question, schedule, all)[index];
+    let held = |all| shapes.held_under(question, schedule, (all, index));
     let (first, of) = (held(false), Of::Choice(&choices[0]));
     let is_least = |room: Room<'_>| {
         let most = room.may_hold(of).then(|| room.most(of));
@@ -138,7 +138,8 @@ pub(crate) fn least_by_layer_s(
             continue;
         }
         for (schedule, _) in unit.schedules(question) {
-            for shape in shapes.held_under(question, schedule, true) {
+            for index in 0..shapes.first(question).len() {
+                let shape = shapes.held_under(question, schedule, (true, index));
                 let case = unit.case(question, shape, schedule);
                 let split = StageSplit::new(case, stages.to_vec());
                 least_s = least_s.min(unit.by_layer_bound_s(case, &split));
@@ -170,7 +171,7 @@ pub(crate) fn open_splits(
                 continue;
             }
             let all = question.choices.len() > 1;
-            let shape = &shapes.held_under(question, schedule, all)[index];
+            let shape = shapes.held_under(question, schedule, (all, index));
             let room = Room::new(case(shape), occupancies, question.capacity());
             each_way(question, |sets, of| {
                 if least_s(shape, sets) >= below_s {

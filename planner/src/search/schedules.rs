@@ -1,10 +1,11 @@
 //! [`Schedules`]: what the schedules of a search come to, each worked out once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rayon::prelude::*;
 
+use super::by_key;
 use super::shape::Question;
 use super::watch::{Looks, Phase, Watch};
 use crate::choice::ScheduleName;
@@ -62,8 +63,8 @@ impl Schedules {
         layouts: &[Layout],
         watch: &Watch<'_>,
     ) -> Option<Self> {
-        let sizes: BTreeSet<[u32; 3]> = layouts.iter().map(occupancy_size).collect();
-        let each = sizes.into_iter().flat_map(|size| {
+        let sizes = by_key(layouts, occupancy_size).into_keys();
+        let each = sizes.flat_map(|size| {
             let schedules = question.schedules(size[0], size[1]);
             schedules.map(move |name| (name, size))
         });

@@ -264,24 +264,30 @@ pub(crate) fn shape_key(question: &Question<'_>, layout: &Layout) -> ShapeKey {
 }
 
 /// The shapes of a layout, one for each way to keys and each dispatcher: under the first recompute set, and where it is asked for
-/// under all of them. Most layouts never come near the best, or fit as they are.
+/// under all of them, each by itself. Most layouts never come near the best, or fit as they are.
 pub(crate) struct Shapes {
     layout: Layout,
+    /// Under all recompute sets, without time.
+    held: OnceLock<Vec<Shape>>,
     first: OnceLock<Vec<Shape>>,
-    all: OnceLock<Vec<Shape>>,
+    all: Each,
     /// Both with the memory of divided backward passes.
-    divided: [OnceLock<Vec<Shape>>; 2],
+    divided: [Each; 2],
     /// How the layers of each are balanced.
     cuts: OnceLock<Vec<Cuts>>,
 }
+
+/// Shapes in the order of the first, as far as they were asked for.
+type Each = OnceLock<Vec<OnceLock<Shape>>>;
 
 impl Shapes {
     /// Those of a layout.
     pub(crate) fn new(layout: &Layout) -> Self {
         Self {
             layout: *layout,
+            held: OnceLock::new(),
             first: OnceLock::new(),
-            all: OnceLock::new(),
+            all: Each::new(),
             divided: Default::default(),
             cuts: OnceLock::new(),
         }
@@ -290,6 +296,17 @@ impl Shapes {
     /// A layout that has them.
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// Whether their time is priced, under the first choice at least.
+    pub(crate) fn are_priced(&self) -> bool {
+        self.first.get().is_some()
+    }
+
+    /// Under all recompute sets, without time.
+    pub(crate) fn held(&self, question: &Question<'_>) -> &[Shape] {
+        let held = || Shape::of_ways(question, &self.layout, (&question.sets, false));
+        self.held.get_or_init(held)
     }
 
     /// Under the recompute sets of the first choice.
@@ -305,43 +322,69 @@ impl Shapes {
             .get_or_init(|| (0..shapes).map(|_| Cuts::default()).collect())
     }
 
-    /// Under all recompute sets.
-    pub(crate) fn all(&self, question: &Question<'_>) -> &[Shape] {
+    /// One of them under all recompute sets.
+    pub(crate) fn all(&self, question: &Question<'_>, index: usize) -> &Shape {
         if question.sets_of_first().len() == question.sets.len() {
-            return self.first(question);
+            return &self.first(question)[index];
         }
-        let all = || Shape::under(question, &self.layout, &question.sets);
-        self.all.get_or_init(all)
+        let all = self.each(&self.all, question);
+        all[index].get_or_init(|| {
+            let wires = self.first(question)[index].wires();
+            let known = all.iter().filter_map(OnceLock::get);
+            let mut known = known.chain(self.held.get().into_iter().flatten());
+            let alike =
+                known.find(|known| known.cp_comm == wires.1 && question.runtime.holds_alike());
+            let memory = alike.map(Shape::memory);
+            Shape::one(
+                question,
+                &self.layout,
+                (wires, memory),
+                (&question.sets, true),
+            )
+        })
     }
 
-    /// Either of these, as a schedule needs them where memory is asked for.
+    fn each<'s>(&self, each: &'s Each, question: &Question<'_>) -> &'s [OnceLock<Shape>] {
+        let shapes = self.first(question).len();
+        each.get_or_init(|| (0..shapes).map(|_| OnceLock::new()).collect())
+    }
+
+    /// Either of these, as a schedule needs it where memory is asked for.
     pub(crate) fn held_under(
         &self,
         question: &Question<'_>,
         schedule: ScheduleName,
-        all: bool,
-    ) -> &[Shape] {
+        (all, index): (bool, usize),
+    ) -> &Shape {
         let first = question.sets_of_first();
         let all = all && first.len() < question.sets.len();
-        let (shapes, sets) = if all {
-            (self.all(question), &question.sets[..])
+        let (shape, sets) = if all {
+            (self.all(question, index), &question.sets[..])
         } else {
-            (self.first(question), first)
+            (&self.first(question)[index], first)
         };
         if !schedule.divides_backward() {
-            return shapes;
+            return shape;
         }
-        let divided = |shape: &Shape| shape.divided(question, &self.layout, sets);
-        let shapes = || shapes.iter().map(divided).collect();
-        self.divided[usize::from(all)].get_or_init(shapes)
+        let divided = self.each(&self.divided[usize::from(all)], question);
+        divided[index].get_or_init(|| shape.divided(question, &self.layout, sets))
     }
 }
 
 impl Shape {
     /// Works out the shapes of a layout under some recompute sets, one for each way to keys and each dispatcher.
     pub(crate) fn under(question: &Question<'_>, layout: &Layout, sets: &[Recompute]) -> Vec<Self> {
+        Self::of_ways(question, layout, (sets, true))
+    }
+
+    /// The same without time where they are not `priced`.
+    fn of_ways(
+        question: &Question<'_>,
+        layout: &Layout,
+        (sets, priced): (&[Recompute], bool),
+    ) -> Vec<Self> {
         let ways = question.keys.legal(layout.tp(), layout.cp());
-        ways.flat_map(|cp_comm| Self::of_way(question, layout, cp_comm, sets))
+        ways.flat_map(|cp_comm| Self::of_way(question, layout, cp_comm, (sets, priced)))
             .collect()
     }
 
@@ -350,56 +393,70 @@ impl Shape {
         question: &Question<'_>,
         layout: &Layout,
         cp_comm: CpComm,
-        sets: &[Recompute],
+        (sets, priced): (&[Recompute], bool),
     ) -> Vec<Self> {
-        let (timed, held) = (question.timed(layout), question.held(layout));
-        let groups = question.layer_groups(layout, cp_comm);
-        let memory = |dispatcher| -> Vec<BySet> {
-            let pieces = question.pieces().zip(&held);
-            pieces
-                .map(|(piece, held)| {
-                    let setting = question.setting(layout, (dispatcher, cp_comm), held, &groups);
-                    BySet::new(&question.runtime.memory(&setting, piece, sets))
-                })
-                .collect()
-        };
-        let stretches = |dispatcher| -> Vec<Vec<Stretches>> {
-            let pieces = question.pieces().zip(&held);
-            pieces
-                .map(|(piece, held)| {
-                    let setting = question.setting(layout, (dispatcher, cp_comm), held, &groups);
-                    question.stretches(&setting, piece, sets)
-                })
-                .collect()
-        };
-        let even = question.local(layout, 1.0);
-        let mut last = None;
-        question
-            .dispatchers_for(layout.ep(), layout.etp())
-            .iter()
-            .map(|&dispatcher| {
-                let setting = question.setting(layout, (dispatcher, cp_comm), &even, &groups);
-                if last.is_none() || !question.runtime.holds_alike() {
-                    last = Some(memory(dispatcher));
-                }
-                let memory = last.as_deref().expect("asked for");
-                let stretches = stretches(dispatcher);
-                Self::new(question, &setting, &timed, (memory, &stretches), sets)
-            })
-            .collect()
+        let dispatchers = question.dispatchers_for(layout.ep(), layout.etp());
+        let mut found: Vec<Self> = Vec::with_capacity(dispatchers.len());
+        for &dispatcher in dispatchers {
+            let alike = found.last().filter(|_| question.runtime.holds_alike());
+            let memory = alike.map(Self::memory);
+            let wires = (dispatcher, cp_comm);
+            found.push(Self::one(question, layout, (wires, memory), (sets, priced)));
+        }
+        found
     }
 
-    /// `timed` has a microbatch of every piece.
+    /// One of them, of which memory may be known.
+    fn one(
+        question: &Question<'_>,
+        layout: &Layout,
+        (wires, memory): ((Dispatcher, CpComm), Option<Vec<BySet>>),
+        (sets, priced): (&[Recompute], bool),
+    ) -> Self {
+        let (timed, held) = (question.timed(layout), question.held(layout));
+        let groups = question.layer_groups(layout, wires.1);
+        let pieces = || {
+            let settings = held
+                .iter()
+                .map(|held| question.setting(layout, wires, held, &groups));
+            question.pieces().zip(settings)
+        };
+        let memory = memory.unwrap_or_else(|| {
+            let memory = |(piece, setting): (Piece<'_>, Setting<'_>)| {
+                BySet::new(&question.runtime.memory(&setting, piece, sets))
+            };
+            pieces().map(memory).collect()
+        });
+        let stretches: Vec<Vec<Stretches>> = pieces()
+            .map(|(piece, setting)| question.stretches(&setting, piece, sets))
+            .collect();
+        let even = question.local(layout, 1.0);
+        let setting = question.setting(layout, wires, &even, &groups);
+        let work = |(piece, local): (_, &Local)| {
+            let setting = Setting { local, ..setting };
+            let priced = priced.then(|| question.runtime.work(&setting, piece, sets));
+            priced.unwrap_or_default()
+        };
+        let lowered: Vec<Lowered> = question.pieces().zip(&timed).map(work).collect();
+        let held = (&memory[..], &stretches[..]);
+        Self::new(question, &setting, (&timed, &lowered), held, sets)
+    }
+
+    /// Memory of all its pieces, in their order.
+    fn memory(&self) -> Vec<BySet> {
+        let ends = [&self.embedding, &self.head];
+        let pieces = self.kinds.iter().chain(ends);
+        pieces.map(|kind| kind.memory.clone()).collect()
+    }
+
+    /// `timed` has a microbatch of every piece, `lowered` its work.
     fn new(
         question: &Question<'_>,
         setting: &Setting<'_>,
-        timed: &[Local],
+        (timed, lowered): (&[Local], &[Lowered]),
         (memory, stretches): (&[BySet], &[Vec<Stretches>]),
         sets: &[Recompute],
     ) -> Self {
-        let runtime = question.runtime;
-        let work = |(piece, local)| runtime.work(&Setting { local, ..*setting }, piece, sets);
-        let lowered: Vec<Lowered> = question.pieces().zip(timed).map(work).collect();
         let held = memory.iter().zip(stretches);
         let each = lowered.iter().zip(held).zip(timed).enumerate();
         let mut kinds: Vec<Kind> = each

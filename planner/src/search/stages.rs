@@ -314,22 +314,41 @@ fn of_cuts<T>(
 /// Tries of a split with room: a rank that has none for its layers has fewer in the next.
 const TRIES: usize = 8;
 
+/// How far above what it must take less than is told what a split with room takes at least: who asks again may allow more.
+pub(crate) const BEYOND: f64 = 1.25;
+
 /// A split whose ranks have room under some recompute sets: the one whose heaviest stage is least of the cuts that a floor of
 /// memory allows, or where ranks have several stages the best that moves of layers make of a split, of which it may be known what it
-/// takes; with fewer layers on each rank that turns out to be too full, until none is. None where none is found in a few tries, or
-/// would take `below_s` or longer.
+/// takes; with fewer layers on each rank that turns out to be too full, until none is. Where none is found in a few tries, or
+/// would take `below_s` or longer, the error is how many seconds any takes at least, where there is less room, too.
 pub(crate) fn split_with_room(
     case: Case<'_>,
     sets: &Sets,
     (split, known): (&StageSplit, Option<Vec<ByClass<Bytes>>>),
     (room, occupancies): (&Room<'_>, &[Vec<Occupancy>]),
     below_s: f64,
+) -> Result<StageSplit, f64> {
+    let most = room.most(Of::Choice(sets));
+    let least_s = least_s(case, sets, &most, BEYOND * below_s);
+    if least_s >= below_s {
+        return Err(least_s);
+    }
+    let found = split_within(case, sets, (split, known), (most, occupancies), below_s);
+    found.ok_or(least_s)
+}
+
+/// The same where ranks may hold so many layers at most.
+fn split_within(
+    case: Case<'_>,
+    sets: &Sets,
+    (split, known): (&StageSplit, Option<Vec<ByClass<Bytes>>>),
+    (mut most, occupancies): (Most, &[Vec<Occupancy>]),
+    below_s: f64,
 ) -> Option<StageSplit> {
     let Case {
         question, layout, ..
     } = case;
     let capacity = question.capacity();
-    let mut most = room.most(Of::Choice(sets));
     let several = layout.vpp() > 1;
     let fits_as = |stages: &[Vec<u32>], taken: &[ByClass<Bytes>]| {
         let split = eased(case, sets, occupancies, (stages, taken))?;

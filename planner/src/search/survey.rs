@@ -84,11 +84,10 @@ fn glance_under(
 ) -> Option<(Bytes, f64)> {
     let (layout, capacity) = (unit.layout, question.capacity());
     let (schedule, occupancies) = unit.schedules(question).next()?;
-    let shapes = of_question.held_under(question, schedule, false).iter();
-    let by_work = shapes.map(|shape| (shape.work(question).all_s, shape));
-    let (index, (_, shape)) = by_work
-        .enumerate()
-        .min_by(|(_, (a, _)), (_, (b, _))| a.total_cmp(b))?;
+    let shapes = of_question.first(question).iter();
+    let by_work = shapes.map(|shape| shape.work(question).all_s);
+    let (index, _) = by_work.enumerate().min_by(|a, b| a.1.total_cmp(&b.1))?;
+    let shape = of_question.held_under(question, schedule, (false, index));
     let case = Case {
         question,
         layout,
@@ -120,7 +119,7 @@ fn glance_under(
             return Some((memory, step_s(case, 0)));
         }
     }
-    let shape = &of_question.held_under(question, schedule, true)[index];
+    let shape = of_question.held_under(question, schedule, (true, index));
     let case = Case { shape, ..case };
     let room = room(case);
     if !may_hold(&room, Of::Any) {

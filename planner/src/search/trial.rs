@@ -57,26 +57,23 @@ pub(crate) fn splits(
         .collect()
 }
 
-/// Children under some choices of recompute sets that may still win, in the order of their bounds; and what of the
-/// others that may fit none takes less than.
-pub(crate) fn children(
+/// Children under some choices of recompute sets, in the order of their bounds.
+pub(crate) fn children<'s>(
     question: &Question<'_>,
     unit: &Unit<'_>,
     (schedule, occupancies): (ScheduleName, &[Vec<Occupancy>]),
     splits: &[Vec<StageSplit>],
     fits: Option<&Fits>,
-    (shapes, choices): (&[Shape], Range<usize>),
-    limit: f64,
-) -> (Vec<Child>, f64) {
-    let by_time = question.options.objective != Objective::Memory;
-    let (mut children, mut left_s) = (Vec::new(), f64::INFINITY);
-    for (shape_index, (shape, splits)) in shapes.iter().zip(splits).enumerate() {
+    (shape, choices): (&dyn Fn(usize) -> &'s Shape, Range<usize>),
+) -> Vec<Child> {
+    let mut children = Vec::new();
+    for (shape_index, splits) in splits.iter().enumerate() {
         for (split_index, split) in splits.iter().enumerate() {
             for choice in choices.clone() {
                 if fits.is_some_and(|fits| !fits[shape_index][choice]) {
                     continue;
                 }
-                let case = unit.case(question, shape, schedule);
+                let case = unit.case(question, shape(shape_index), schedule);
                 let bound = match question.choices.get(choice) {
                     Some(sets) => split.bound(case, sets),
                     None => match split.by_layer_bound(case, occupancies) {
@@ -84,17 +81,12 @@ pub(crate) fn children(
                         None => continue,
                     },
                 };
-                let bound_s = bound.seconds().0;
-                if !by_time || bound_s < limit {
-                    children.push(Child {
-                        bound_s,
-                        shape: shape_index,
-                        choice,
-                        split: split_index,
-                    });
-                } else {
-                    left_s = left_s.min(bound_s);
-                }
+                children.push(Child {
+                    bound_s: bound.seconds().0,
+                    shape: shape_index,
+                    choice,
+                    split: split_index,
+                });
             }
         }
     }
@@ -102,7 +94,7 @@ pub(crate) fn children(
         let places = (a.shape, a.choice, a.split).cmp(&(b.shape, b.choice, b.split));
         a.bound_s.total_cmp(&b.bound_s).then(places)
     });
-    (children, left_s)
+    children
 }
 
 /// What trying the children of a unit takes.
@@ -118,10 +110,19 @@ pub(crate) struct Trial<'q, 'a> {
     pub(crate) looks: &'q Looks<'q>,
     /// Seconds that no child takes less than which may fit and was left out.
     pub(crate) left_s: f64,
-    /// A child is a schedule, a dispatcher and a choice of recompute sets, whatever its split: counted once.
-    /// Whether it fits.
-    pub(crate) state: BTreeMap<(ScheduleName, usize, usize), bool>,
+    /// The same of each, as it was known under as much memory or more.
+    pub(crate) known_s: &'q Least,
+    /// And as it is found.
+    pub(crate) least_s: Least,
+    /// Children that were counted, and whether they fit.
+    pub(crate) state: BTreeMap<Place, bool>,
 }
+
+/// A child by its schedule, its dispatcher and its choice of recompute sets, whatever its split.
+pub(crate) type Place = (ScheduleName, usize, usize);
+
+/// Seconds that a child takes at least.
+pub(crate) type Least = BTreeMap<Place, f64>;
 
 /// A schedule with its occupancies, and what it is simulated by where it has been.
 struct Scheduled<'a> {
@@ -134,6 +135,13 @@ impl<'a> Trial<'_, 'a> {
     /// What a child must score less than.
     pub(crate) fn beaten(&self, outcome: &Outcome<'_>) -> f64 {
         beaten(outcome, self.question.options.objective, self.limit)
+    }
+
+    /// What of a child was left out, or of one that fits is left under less memory, takes so many seconds at least.
+    fn leave(&mut self, place: Place, seconds: f64) {
+        self.left_s = self.left_s.min(seconds);
+        let found = self.least_s.entry(place).or_insert(seconds);
+        *found = found.min(seconds);
     }
 
     /// Which children under a schedule may fit and score less than what is beaten, whatever the split into stages.
@@ -154,6 +162,7 @@ impl<'a> Trial<'_, 'a> {
             all.min(Bytes((beaten * GIB as f64) as u64))
         };
         let choices = question.choices.len();
+        let tried = choices + usize::from(question.by_layer.is_some());
         let room = |shape: &'s Shape| {
             let case = unit.case(question, shape, name);
             Room::new(case, occupancies, capacity)
@@ -163,25 +172,41 @@ impl<'a> Trial<'_, 'a> {
                 self.left_s = self.left_s.min(self.floors[index]);
                 return vec![false; choices + 1];
             }
+            let known_s = |choice| self.known_s.get(&(name, index, choice)).copied();
+            let known_s: Vec<f64> = (0..=choices)
+                .map(|choice| known_s(choice).unwrap_or(0.0))
+                .collect();
+            let is_open = |choice: usize| !by_time || known_s[choice] < beaten;
+            let beaten_s = known_s.iter().filter(|least_s| **least_s >= beaten);
+            self.left_s = beaten_s.fold(self.left_s, |left_s, least_s| left_s.min(*least_s));
+            if !(0..tried).any(is_open) {
+                return vec![false; choices + 1];
+            }
             let may_hold = |room: Room<'_>| room.may_hold(Of::Choice(&question.choices[0]));
             if room(first).is_none_or(may_hold) {
-                return vec![true; choices + 1];
+                return (0..=choices).map(is_open).collect();
             }
-            let shape = &all_shapes.all(question)[index];
+            let shape = all_shapes.all(question, index);
             let room = room(shape).expect("there was one of the first choice");
             if choices == 1 || !room.may_hold(Of::Any) {
                 if capacity == all {
-                    let children = 0..choices + usize::from(question.by_layer.is_some());
-                    let state = &mut self.state;
-                    state.extend(children.map(|choice| ((name, index, choice), false)));
+                    let full = (0..tried).map(|choice| (name, index, choice));
+                    self.state.extend(full.clone().map(|place| (place, false)));
+                    self.least_s
+                        .extend(full.map(|place| (place, f64::INFINITY)));
                 }
                 return vec![false; choices + 1];
             }
             let each = question.choices.iter().enumerate();
             let each = each.map(|(choice, sets)| {
+                if !is_open(choice) {
+                    return false;
+                }
                 if !room.may_hold(Of::Choice(sets)) {
                     if capacity == all {
-                        self.state.insert((name, index, choice), false);
+                        let place = (name, index, choice);
+                        self.state.insert(place, false);
+                        self.least_s.insert(place, f64::INFINITY);
                     }
                     return false;
                 }
@@ -194,7 +219,7 @@ impl<'a> Trial<'_, 'a> {
                     floor < beaten
                 }
             });
-            each.chain([true]).collect()
+            each.chain([is_open(choices)]).collect()
         };
         let shapes = all_shapes.first(question).iter();
         shapes.enumerate().map(of_shape).collect()
@@ -215,52 +240,45 @@ impl<'a> Trial<'_, 'a> {
             simulated: None,
         };
         let splits = splits(question, unit, self.shapes, fits, name);
-        let children = |fits: Option<&Fits>, from: (&[Shape], Range<usize>), limit| {
-            let schedule = (name, occupancies);
-            children(question, unit, schedule, &splits, fits, from, limit)
+        let children = |fits: Option<&Fits>, shape: &dyn Fn(usize) -> &'a Shape, choices| {
+            let from = (name, occupancies);
+            children(question, unit, from, &splits, fits, (shape, choices))
         };
-        let shapes = self.shapes;
-        let held = |all| shapes.held_under(question, name, all);
-        let first = (shapes.first(question), 0..1);
-        let (tried, left_s) = children(Some(fits), first.clone(), self.beaten(outcome));
-        self.left_s = self.left_s.min(left_s);
-        if !tried.is_empty() {
-            self.run(&mut schedule, held(false), &splits, tried, outcome)?;
+        let (shapes, choices) = (self.shapes, question.choices.len());
+        let first = |index: usize| &shapes.first(question)[index];
+        let held = |all| move |index| shapes.held_under(question, name, (all, index));
+        let tried = children(Some(fits), &first, 0..1);
+        self.run(&mut schedule, &held(false), &splits, &tried, outcome)?;
+        if choices == 1 {
+            return ControlFlow::Continue(());
         }
-        let beaten = self.beaten(outcome);
         // Where the first choice cannot win no other can.
-        let (open, left_s) = children(None, first, beaten);
-        let open = !open.is_empty();
-        let choices = question.choices.len();
-        if choices > 1 {
-            self.left_s = self.left_s.min(left_s);
-        }
-        if open && choices > 1 {
-            let others = (shapes.all(question), 1..choices);
-            let (tried, left_s) = children(Some(fits), others, beaten);
-            self.left_s = self.left_s.min(left_s);
-            if !tried.is_empty() {
-                self.run(&mut schedule, held(true), &splits, tried, outcome)?;
-            }
+        let tried = children(None, &first, 0..1);
+        let least_s = tried.first().map(|child| child.bound_s);
+        let beaten = self.beaten(outcome);
+        let by_time = question.options.objective != Objective::Memory;
+        if let Some(least_s) = least_s.filter(|least_s| by_time && *least_s >= beaten) {
+            self.left_s = self.left_s.min(least_s);
+        } else if least_s.is_some() {
+            let all = |index| shapes.all(question, index);
+            let others = children(Some(fits), &all, 1..choices);
+            self.run(&mut schedule, &held(true), &splits, &others, outcome)?;
             if question.by_layer.is_some() {
-                let shapes = held(true);
-                let by_layer = (shapes, choices..choices + 1);
-                let (tried, left_s) = children(Some(fits), by_layer, self.beaten(outcome));
-                self.left_s = self.left_s.min(left_s);
-                self.run(&mut schedule, shapes, &splits, tried, outcome)?;
+                let by_layer = children(Some(fits), &held(true), choices..choices + 1);
+                self.run(&mut schedule, &held(true), &splits, &by_layer, outcome)?;
             }
         }
         ControlFlow::Continue(())
     }
 
-    /// Tries children in the order of their bounds. Where the layers of one have no room as they are split, another split
-    /// is looked for that has it.
+    /// Tries children in the order of their bounds, where there are any that may win. Where the layers of one have no room as
+    /// they are split, another split is looked for that has it.
     fn run(
         &mut self,
         schedule: &mut Scheduled<'a>,
-        shapes: &'a [Shape],
+        shape: &dyn Fn(usize) -> &'a Shape,
         splits: &[Vec<StageSplit>],
-        children: Vec<Child>,
+        children: &[Child],
         outcome: &mut Outcome<'a>,
     ) -> ControlFlow<()> {
         let (question, unit) = (self.question, self.unit);
@@ -271,19 +289,14 @@ impl<'a> Trial<'_, 'a> {
             && question.splits.is_empty();
         let mut moved = BTreeSet::new();
         for child in children {
-            let beaten = self.beaten(outcome);
-            let is_beaten = by_time && child.bound_s >= beaten;
-            if is_beaten || may_move {
-                // A split that has room where there is less of it takes about as long.
-                self.left_s = self.left_s.min(child.bound_s);
-            }
-            if is_beaten {
-                break;
+            let place = (schedule.name, child.shape, child.choice);
+            if by_time && child.bound_s >= self.beaten(outcome) {
+                self.leave(place, child.bound_s);
+                continue;
             }
             self.looks.begin()?;
-            let (shape, split) = (&shapes[child.shape], &splits[child.shape][child.split]);
+            let (shape, split) = (shape(child.shape), &splits[child.shape][child.split]);
             let case = unit.case(question, shape, schedule.name);
-            let place = (schedule.name, child.shape, child.choice);
             let by_layer = child.choice == question.choices.len();
             let sets = if by_layer {
                 split.by_layer(case, schedule.occupancies)
@@ -304,33 +317,54 @@ impl<'a> Trial<'_, 'a> {
             if !has_room {
                 self.state.entry(place).or_insert(false);
             }
-            if !may_move || (has_room && !by_layer) || !moved.insert(place) {
+            if !may_move {
                 continue;
             }
+            if has_room {
+                // A split that has room where there is less of it takes about as long.
+                self.leave(place, child.bound_s);
+            }
+            if (has_room && !by_layer) || !moved.insert(place) {
+                continue;
+            }
+            let Some(room) = Room::new(case, schedule.occupancies, question.capacity()) else {
+                self.leave(place, child.bound_s);
+                continue;
+            };
             let each: Vec<Sets> = match question.choices.get(child.choice) {
                 Some(sets) => vec![sets.clone()],
                 None if question.by_layer == Some(ByLayer::Block) => split.firsts(question),
                 None => Vec::new(),
             };
-            let Some(room) = Room::new(case, schedule.occupancies, question.capacity()) else {
-                continue;
-            };
+            // What one with room takes at least. How layers choose one by one says nothing of that.
+            let known_s = [f64::INFINITY, child.bound_s];
+            let mut least_s = known_s[usize::from(each.is_empty())];
             for sets in each {
                 self.looks.begin()?;
                 let beaten = self.beaten(outcome);
-                // Those that follow take longer.
-                let endless = &Most::default();
-                if by_layer && stages::least_s(case, &sets, endless, beaten) >= beaten {
-                    break;
+                if by_layer {
+                    // Those that follow take longer.
+                    let (endless, beyond_s) = (&Most::default(), stages::BEYOND * beaten);
+                    let own_s = stages::least_s(case, &sets, endless, beyond_s);
+                    if own_s >= beaten {
+                        least_s = least_s.min(own_s);
+                        break;
+                    }
                 }
                 let room = (&room, schedule.occupancies);
                 let from = (split, full.take());
-                if let Some(split) = stages::split_with_room(case, &sets, from, room, beaten) {
-                    let under = (&mut *schedule, shape);
-                    // Memory of the host is not looked at before: it may have no room there.
-                    let _ = self.one(under, place, Cow::Owned(split), sets, outcome);
-                }
+                let own_s = match stages::split_with_room(case, &sets, from, room, beaten) {
+                    Ok(split) => {
+                        let under = (&mut *schedule, shape);
+                        // Memory of the host is not looked at before: it may have no room there.
+                        let _ = self.one(under, place, Cow::Owned(split), sets, outcome);
+                        0.0
+                    }
+                    Err(own_s) => own_s,
+                };
+                least_s = least_s.min(own_s);
             }
+            self.leave(place, least_s.max(child.bound_s));
         }
         ControlFlow::Continue(())
     }

@@ -5,8 +5,9 @@ use std::ops::ControlFlow;
 
 use super::floor::floor_s;
 use super::least::{least_by_layer_s, least_of_splits_s};
+use super::room::{Of, Room};
 use super::shape::{Question, Shape, Shapes};
-use super::trial::{Trial, children, splits};
+use super::trial::{Least, Trial, children, splits};
 use super::unit::{Found, Outcome, Unit, beaten};
 use super::watch::Looks;
 use crate::choice::Objective;
@@ -24,6 +25,7 @@ pub(crate) fn visit<'a>(
     unit: &'a Unit<'a>,
     limit: f64,
     looks: &Looks<'_>,
+    known_s: &[Least],
 ) -> Outcome<'a> {
     let mut outcome = Outcome {
         best: None,
@@ -31,8 +33,10 @@ pub(crate) fn visit<'a>(
         memory: 0,
         feasible: Vec::new(),
         left_s: f64::INFINITY,
+        least_s: known_s.to_vec(),
         stopped: false,
     };
+    outcome.least_s.resize(questions.len(), Least::new());
     if try_all(questions, unit, limit, looks, &mut outcome).is_break() {
         outcome.left_s = outcome.left_s.min(unit.floor);
         outcome.stopped = true;
@@ -62,6 +66,22 @@ fn try_all<'a>(
             outcome.left_s = outcome.left_s.min(above);
             continue;
         }
+        if by_time && question.limit.is_some() && !shapes.are_priced() {
+            // Under less and less memory most of what is left does not fit.
+            let capacity = question.capacity();
+            let may_hold = |(schedule, occupancies)| {
+                let mut each = shapes.held(question).iter();
+                each.any(|shape| {
+                    let case = unit.case(question, shape, schedule);
+                    let room = Room::new(case, occupancies, capacity);
+                    room.is_none_or(|room| room.may_hold(Of::Any))
+                })
+            };
+            if !unit.schedules(question).any(may_hold) {
+                least_s.push(0.0);
+                continue;
+            }
+        }
         let floor = |shape: &Shape| {
             if by_time {
                 floor_s(question, unit.layout, &shape.work(question))
@@ -71,6 +91,7 @@ fn try_all<'a>(
         };
         let floors: Vec<f64> = shapes.first(question).iter().map(floor).collect();
         least_s.push(floors.iter().copied().fold(f64::INFINITY, f64::min));
+        let mut known_s = std::mem::take(&mut outcome.least_s[number]);
         let mut trial = Trial {
             question,
             number,
@@ -80,6 +101,8 @@ fn try_all<'a>(
             limit,
             looks,
             left_s: f64::INFINITY,
+            known_s: &known_s,
+            least_s: Least::new(),
             state: BTreeMap::new(),
         };
         let tried = unit.schedules(question).try_for_each(|schedule| {
@@ -94,6 +117,9 @@ fn try_all<'a>(
         let state = trial.state.values();
         outcome.priced += state.clone().filter(|&&priced| priced).count() as u64;
         outcome.memory += state.filter(|&&priced| !priced).count() as u64;
+        let found = trial.least_s;
+        known_s.extend(found);
+        outcome.least_s[number] = known_s;
         tried?;
     }
     ControlFlow::Continue(())
@@ -107,9 +133,8 @@ pub(crate) fn split_bound_s(question: &Question<'_>, unit: &Unit<'_>, shapes: &S
     unit.schedules(question)
         .filter_map(|scheduled| {
             let splits = splits(question, unit, shapes, &fits, scheduled.0);
-            let own = (first, 0..1);
-            let limit = f64::INFINITY;
-            let (found, _) = children(question, unit, scheduled, &splits, None, own, limit);
+            let shape = |index: usize| &first[index];
+            let found = children(question, unit, scheduled, &splits, None, (&shape, 0..1));
             found.first().map(|child| child.bound_s)
         })
         .fold(f64::INFINITY, f64::min)

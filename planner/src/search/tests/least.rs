@@ -51,8 +51,8 @@ impl Off {
             shape,
             schedule,
         };
-        let whole = case(&shapes.all(question)[0]);
-        let held = case(&shapes.held_under(question, schedule, true)[0]);
+        let whole = case(shapes.all(question, 0));
+        let held = case(shapes.held_under(question, schedule, (true, 0)));
         let occupancies = schedules.occupancies(layout, schedule);
         let simulated = schedules.simulated(layout, schedule);
         let all = cuts(LAYERS, layout.stages(), [1, 0]).into_iter();
