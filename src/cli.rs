@@ -680,7 +680,7 @@ pub(crate) struct ValidateArgs {
     #[arg(long, default_value_t = 5, requires = "here", value_name = "TIMES", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
     /// Training steps of each run, at least 4: quarters of it are compared
-    #[arg(long, default_value_t = 40, requires = "here", value_parser = clap::value_parser!(u32).range(4..))]
+    #[arg(long, default_value_t = 80, requires = "here", value_parser = clap::value_parser!(u32).range(4..))]
     pub(crate) steps: u32,
     /// Seconds to measure for each layout at most: it is rehearsed for as many steps as it is then trained for where
     /// these are enough

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::span::{Detail, KeyTime, StepTime};
 
 /// Of so many steps at the begin of a run every second is recorded: between two there is one to compare them with.
-const FIRST: u64 = 64;
+const FIRST: u64 = 128;
 /// Of the steps after them, one of so many is: what recording costs is spread over as many.
 const STRIDE: u64 = 8;
 /// Steps whose keys are kept at most.
@@ -158,11 +158,11 @@ mod tests {
             let factor = if is_recorded(at) { 1.1 } else { 1.0 };
             factor * 1.01_f64.powi(at as i32)
         };
-        let steps: Vec<f64> = (0..90).map(step_s).collect();
+        let steps: Vec<f64> = (0..154).map(step_s).collect();
         let costs = |traced| recording_costs(&steps, &traced);
         let all = costs(0..0);
-        // Of 4 to 62 every second, then 64, 72, 80 and 88.
-        assert_eq!(all.len(), 30 + 4);
+        // Of 4 to 126 every second, then 128, 136, 144 and 152.
+        assert_eq!(all.len(), 62 + 4);
         assert!(
             all.iter().all(|cost| (cost - 1.1_f64.ln()).abs() < 1e-9),
             "{all:?}"
