@@ -80,7 +80,7 @@ use predict::Priced;
 use questions::questions;
 use request::{nearest, nearest_gpus};
 use schedules::Schedules;
-use shape::{Question, ShapeKey, Shapes, shape_key};
+use shape::{Question, ShapeKey, Shapes, by_key, shape_key};
 use survey::survey;
 pub use walk::{starts, walk};
 pub use watch::{Aim, Phase, Progress, Watch};
@@ -586,26 +586,6 @@ fn shapes(layouts: &[Layout], questions: &[Question<'_>]) -> ByKey {
     found.map(|(key, layout)| (key, of_each(layout))).collect()
 }
 
-/// The first layout of each key.
-fn by_key<K: Ord + Send>(
-    layouts: &[Layout],
-    key: impl Fn(&Layout) -> K + Sync,
-) -> BTreeMap<K, &Layout> {
-    let firsts = |mut known: BTreeMap<K, _>, layout| {
-        known.entry(key(layout)).or_insert(layout);
-        known
-    };
-    let joined = |mut before: BTreeMap<K, _>, after| {
-        for (key, layout) in after {
-            before.entry(key).or_insert(layout);
-        }
-        before
-    };
-    let all = layouts.par_iter().with_min_len(BOUNDED);
-    all.fold(BTreeMap::new, firsts)
-        .reduce(BTreeMap::new, joined)
-}
-
 /// Layouts by their floors, lowest first.
 fn units<'a>(
     questions: &[Question<'_>],
@@ -636,6 +616,7 @@ fn units<'a>(
     let unit = |weights: &mut Weights, layout: &'a Layout, is_stopped| {
         let (work, shapes) = &known[&shape_key(question, layout)];
         let floor = match objective {
+            // Nobody looks at it.
             _ if is_stopped => 0.0,
             Objective::Throughput => {
                 // The schedules are the same.

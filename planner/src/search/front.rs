@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::floor::{Weights, held};
 use super::shape::Question;
-use super::trial::Least;
+use super::trial::Bounds;
 use super::unit::{Found, Outcome, Unit};
 use super::visit::{BATCH, visit};
 use super::watch::{Aim, Looks, Phase, Watch, aimed};
@@ -29,8 +29,8 @@ struct One<'a> {
     best: Option<Box<Found<'a>>>,
     /// No other child takes less, in seconds.
     left_s: f64,
-    /// What each child takes at least, by question, where that is known.
-    least_s: Vec<Least>,
+    /// The same by question and place.
+    bounds: Vec<Bounds>,
 }
 
 impl<'a> Known<'a> {
@@ -41,7 +41,7 @@ impl<'a> Known<'a> {
             each.map(|unit| One {
                 best: None,
                 left_s: unit.floor,
-                least_s: Vec::new(),
+                bounds: Vec::new(),
             })
             .collect(),
         )
@@ -54,8 +54,8 @@ impl<'a> Known<'a> {
                 best: outcome.best.clone().map(Box::new),
                 left_s: outcome.left_s,
                 // Nobody asks again about what nothing is left of.
-                least_s: if outcome.left_s < f64::INFINITY {
-                    outcome.least_s.clone()
+                bounds: if outcome.left_s < f64::INFINITY {
+                    outcome.bounds.clone()
                 } else {
                     Vec::new()
                 },
@@ -159,7 +159,7 @@ impl<'a> Known<'a> {
                         &units[place],
                         limit,
                         &looks,
-                        &self.0[place].least_s,
+                        &self.0[place].bounds,
                     )
                 })
                 .collect();

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rayon::prelude::*;
 
-use super::by_key;
-use super::shape::Question;
+use super::shape::{Question, by_key};
 use super::watch::{Looks, Phase, Watch};
 use crate::choice::ScheduleName;
 use crate::layout::Layout;

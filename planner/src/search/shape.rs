@@ -5,13 +5,14 @@
 //! every layer is routed in its own way, each is a kind.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::sync::OnceLock;
 
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Cluster, Dtype};
+use rayon::prelude::*;
 
 use super::by_layer::{self, LayersWay};
 use super::by_set::BySet;
@@ -263,12 +264,35 @@ pub(crate) fn shape_key(question: &Question<'_>, layout: &Layout) -> ShapeKey {
     ]
 }
 
+/// Layouts whose keys a thread tells at once.
+const KEYED: usize = 1 << 10;
+
+/// The first layout of each key.
+pub(crate) fn by_key<K: Ord + Send>(
+    layouts: &[Layout],
+    key: impl Fn(&Layout) -> K + Sync,
+) -> BTreeMap<K, &Layout> {
+    let firsts = |mut known: BTreeMap<K, _>, layout| {
+        known.entry(key(layout)).or_insert(layout);
+        known
+    };
+    let joined = |mut before: BTreeMap<K, _>, after| {
+        for (key, layout) in after {
+            before.entry(key).or_insert(layout);
+        }
+        before
+    };
+    let all = layouts.par_iter().with_min_len(KEYED);
+    all.fold(BTreeMap::new, firsts)
+        .reduce(BTreeMap::new, joined)
+}
+
 /// The shapes of a layout, one for each way to keys and each dispatcher: under the first recompute set, and where it is asked for
 /// under all of them, each by itself. Most layouts never come near the best, or fit as they are.
 pub(crate) struct Shapes {
     layout: Layout,
     /// Under all recompute sets, without time.
-    held: OnceLock<Vec<Shape>>,
+    untimed: OnceLock<Vec<Shape>>,
     first: OnceLock<Vec<Shape>>,
     all: Each,
     /// Both with the memory of divided backward passes.
@@ -285,7 +309,7 @@ impl Shapes {
     pub(crate) fn new(layout: &Layout) -> Self {
         Self {
             layout: *layout,
-            held: OnceLock::new(),
+            untimed: OnceLock::new(),
             first: OnceLock::new(),
             all: Each::new(),
             divided: Default::default(),
@@ -298,15 +322,10 @@ impl Shapes {
         &self.layout
     }
 
-    /// Whether their time is priced, under the first choice at least.
-    pub(crate) fn are_priced(&self) -> bool {
-        self.first.get().is_some()
-    }
-
-    /// Under all recompute sets, without time.
-    pub(crate) fn held(&self, question: &Question<'_>) -> &[Shape] {
-        let held = || Shape::of_ways(question, &self.layout, (&question.sets, false));
-        self.held.get_or_init(held)
+    /// Under all recompute sets, without time: to tell what is held.
+    pub(crate) fn untimed(&self, question: &Question<'_>) -> &[Shape] {
+        let untimed = || Shape::of_ways(question, &self.layout, (&question.sets, false));
+        self.untimed.get_or_init(untimed)
     }
 
     /// Under the recompute sets of the first choice.
@@ -331,7 +350,7 @@ impl Shapes {
         all[index].get_or_init(|| {
             let wires = self.first(question)[index].wires();
             let known = all.iter().filter_map(OnceLock::get);
-            let mut known = known.chain(self.held.get().into_iter().flatten());
+            let mut known = known.chain(self.untimed.get().into_iter().flatten());
             let alike =
                 known.find(|known| known.cp_comm == wires.1 && question.runtime.holds_alike());
             let memory = alike.map(Shape::memory);
@@ -349,7 +368,7 @@ impl Shapes {
         each.get_or_init(|| (0..shapes).map(|_| OnceLock::new()).collect())
     }
 
-    /// Either of these, as a schedule needs it where memory is asked for.
+    /// One of them under the recompute sets of the first choice or under all, as a schedule needs it where memory is asked for.
     pub(crate) fn held_under(
         &self,
         question: &Question<'_>,

@@ -314,8 +314,8 @@ fn of_cuts<T>(
 /// Tries of a split with room: a rank that has none for its layers has fewer in the next.
 const TRIES: usize = 8;
 
-/// How far above what it must take less than is told what a split with room takes at least: who asks again may allow more.
-pub(crate) const BEYOND: f64 = 1.25;
+/// Bounds are told up to so many times the limit, so that they still help under a larger one.
+const BEYOND: f64 = 1.25;
 
 /// A split whose ranks have room under some recompute sets: the one whose heaviest stage is least of the cuts that a floor of
 /// memory allows, or where ranks have several stages the best that moves of layers make of a split, of which it may be known what it
@@ -329,12 +329,12 @@ pub(crate) fn split_with_room(
     below_s: f64,
 ) -> Result<StageSplit, f64> {
     let most = room.most(Of::Choice(sets));
-    let least_s = least_s(case, sets, &most, BEYOND * below_s);
-    if least_s >= below_s {
-        return Err(least_s);
+    let any_s = least_s(case, sets, &most, BEYOND * below_s);
+    if any_s >= below_s {
+        return Err(any_s);
     }
     let found = split_within(case, sets, (split, known), (most, occupancies), below_s);
-    found.ok_or(least_s)
+    found.ok_or(any_s)
 }
 
 /// The same where ranks may hold so many layers at most.

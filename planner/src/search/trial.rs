@@ -110,19 +110,19 @@ pub(crate) struct Trial<'q, 'a> {
     pub(crate) looks: &'q Looks<'q>,
     /// Seconds that no child takes less than which may fit and was left out.
     pub(crate) left_s: f64,
-    /// The same of each, as it was known under as much memory or more.
-    pub(crate) known_s: &'q Least,
-    /// And as it is found.
-    pub(crate) least_s: Least,
+    /// What is known already, under as much memory or more.
+    pub(crate) known: &'q Bounds,
+    /// What is found.
+    pub(crate) bounds: Bounds,
     /// Children that were counted, and whether they fit.
     pub(crate) state: BTreeMap<Place, bool>,
 }
 
-/// A child by its schedule, its dispatcher and its choice of recompute sets, whatever its split.
+/// Children by their schedule, their shape and their choice of recompute sets, whatever their split.
 pub(crate) type Place = (ScheduleName, usize, usize);
 
-/// Seconds that a child takes at least.
-pub(crate) type Least = BTreeMap<Place, f64>;
+/// By place, seconds that no child takes less than under as much memory or less.
+pub(crate) type Bounds = BTreeMap<Place, f64>;
 
 /// A schedule with its occupancies, and what it is simulated by where it has been.
 struct Scheduled<'a> {
@@ -137,11 +137,14 @@ impl<'a> Trial<'_, 'a> {
         beaten(outcome, self.question.options.objective, self.limit)
     }
 
-    /// What of a child was left out, or of one that fits is left under less memory, takes so many seconds at least.
+    /// No child of a place that was left out takes less, nor one that may still be found there under less memory. How layers
+    /// choose one by one may change with every byte, so of them nothing is kept.
     fn leave(&mut self, place: Place, seconds: f64) {
         self.left_s = self.left_s.min(seconds);
-        let found = self.least_s.entry(place).or_insert(seconds);
-        *found = found.min(seconds);
+        if place.2 < self.question.choices.len() {
+            let found = self.bounds.entry(place).or_insert(seconds);
+            *found = found.min(seconds);
+        }
     }
 
     /// Which children under a schedule may fit and score less than what is beaten, whatever the split into stages.
@@ -172,13 +175,13 @@ impl<'a> Trial<'_, 'a> {
                 self.left_s = self.left_s.min(self.floors[index]);
                 return vec![false; choices + 1];
             }
-            let known_s = |choice| self.known_s.get(&(name, index, choice)).copied();
-            let known_s: Vec<f64> = (0..=choices)
-                .map(|choice| known_s(choice).unwrap_or(0.0))
-                .collect();
-            let is_open = |choice: usize| !by_time || known_s[choice] < beaten;
-            let beaten_s = known_s.iter().filter(|least_s| **least_s >= beaten);
-            self.left_s = beaten_s.fold(self.left_s, |left_s, least_s| left_s.min(*least_s));
+            let known = |choice| self.known.get(&(name, index, choice)).copied();
+            let known_s = |choice| known(choice).unwrap_or(0.0);
+            let is_open = |choice: usize| !by_time || known_s(choice) < beaten;
+            let closed_s = (0..=choices)
+                .map(known_s)
+                .filter(|known_s| *known_s >= beaten);
+            self.left_s = closed_s.fold(self.left_s, f64::min);
             if !(0..tried).any(is_open) {
                 return vec![false; choices + 1];
             }
@@ -192,8 +195,7 @@ impl<'a> Trial<'_, 'a> {
                 if capacity == all {
                     let full = (0..tried).map(|choice| (name, index, choice));
                     self.state.extend(full.clone().map(|place| (place, false)));
-                    self.least_s
-                        .extend(full.map(|place| (place, f64::INFINITY)));
+                    self.bounds.extend(full.map(|place| (place, f64::INFINITY)));
                 }
                 return vec![false; choices + 1];
             }
@@ -206,7 +208,7 @@ impl<'a> Trial<'_, 'a> {
                     if capacity == all {
                         let place = (name, index, choice);
                         self.state.insert(place, false);
-                        self.least_s.insert(place, f64::INFINITY);
+                        self.bounds.insert(place, f64::INFINITY);
                     }
                     return false;
                 }
@@ -254,12 +256,12 @@ impl<'a> Trial<'_, 'a> {
         }
         // Where the first choice cannot win no other can.
         let tried = children(None, &first, 0..1);
-        let least_s = tried.first().map(|child| child.bound_s);
+        let bound_s = tried.first().map(|child| child.bound_s);
         let beaten = self.beaten(outcome);
         let by_time = question.options.objective != Objective::Memory;
-        if let Some(least_s) = least_s.filter(|least_s| by_time && *least_s >= beaten) {
-            self.left_s = self.left_s.min(least_s);
-        } else if least_s.is_some() {
+        if let Some(bound_s) = bound_s.filter(|bound_s| by_time && *bound_s >= beaten) {
+            self.left_s = self.left_s.min(bound_s);
+        } else if bound_s.is_some() {
             let all = |index| shapes.all(question, index);
             let others = children(Some(fits), &all, 1..choices);
             self.run(&mut schedule, &held(true), &splits, &others, outcome)?;
@@ -271,8 +273,8 @@ impl<'a> Trial<'_, 'a> {
         ControlFlow::Continue(())
     }
 
-    /// Tries children in the order of their bounds, where there are any that may win. Where the layers of one have no room as
-    /// they are split, another split is looked for that has it.
+    /// Tries children in the order of their bounds. Where the layers of one have no room as they are split, another split
+    /// is looked for that has it.
     fn run(
         &mut self,
         schedule: &mut Scheduled<'a>,
@@ -317,12 +319,12 @@ impl<'a> Trial<'_, 'a> {
             if !has_room {
                 self.state.entry(place).or_insert(false);
             }
+            if has_room && (may_move || question.by_layer.is_some()) {
+                // A split that has room where there is less of it takes about as long, as do more layers that compute again.
+                self.leave(place, child.bound_s);
+            }
             if !may_move {
                 continue;
-            }
-            if has_room {
-                // A split that has room where there is less of it takes about as long.
-                self.leave(place, child.bound_s);
             }
             if (has_room && !by_layer) || !moved.insert(place) {
                 continue;
@@ -336,20 +338,14 @@ impl<'a> Trial<'_, 'a> {
                 None if question.by_layer == Some(ByLayer::Block) => split.firsts(question),
                 None => Vec::new(),
             };
-            // What one with room takes at least. How layers choose one by one says nothing of that.
-            let known_s = [f64::INFINITY, child.bound_s];
-            let mut least_s = known_s[usize::from(each.is_empty())];
+            let mut least_s = if by_layer { 0.0 } else { f64::INFINITY };
             for sets in each {
                 self.looks.begin()?;
                 let beaten = self.beaten(outcome);
-                if by_layer {
-                    // Those that follow take longer.
-                    let (endless, beyond_s) = (&Most::default(), stages::BEYOND * beaten);
-                    let own_s = stages::least_s(case, &sets, endless, beyond_s);
-                    if own_s >= beaten {
-                        least_s = least_s.min(own_s);
-                        break;
-                    }
+                // Those that follow take longer.
+                let endless = &Most::default();
+                if by_layer && stages::least_s(case, &sets, endless, beaten) >= beaten {
+                    break;
                 }
                 let room = (&room, schedule.occupancies);
                 let from = (split, full.take());
@@ -373,7 +369,7 @@ impl<'a> Trial<'_, 'a> {
     fn one(
         &mut self,
         (schedule, shape): (&mut Scheduled<'a>, &'a Shape),
-        place: (ScheduleName, usize, usize),
+        place: Place,
         split: Cow<'_, StageSplit>,
         sets: Sets,
         outcome: &mut Outcome<'a>,

@@ -8,7 +8,7 @@ use super::predict::Choice;
 use super::recompute::Sets;
 use super::schedules::Schedules;
 use super::shape::{Question, Shape, Shapes};
-use super::trial::Least;
+use super::trial::Bounds;
 use crate::answer::Candidate;
 use crate::choice::{CpComm, Objective, ScheduleName};
 use crate::layout::{Layout, Order};
@@ -149,8 +149,8 @@ pub(crate) struct Outcome<'a> {
     pub(crate) feasible: Vec<Candidate>,
     /// Seconds that no child takes less than which may fit, but for the best.
     pub(crate) left_s: f64,
-    /// And what children take at least, by question, where there is less memory, too.
-    pub(crate) least_s: Vec<Least>,
+    /// The same by question and place.
+    pub(crate) bounds: Vec<Bounds>,
     /// Whether the search was stopped before all children were tried.
     pub(crate) stopped: bool,
 }

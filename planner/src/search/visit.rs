@@ -7,7 +7,7 @@ use super::floor::floor_s;
 use super::least::{least_by_layer_s, least_of_splits_s};
 use super::room::{Of, Room};
 use super::shape::{Question, Shape, Shapes};
-use super::trial::{Least, Trial, children, splits};
+use super::trial::{Bounds, Trial, children, splits};
 use super::unit::{Found, Outcome, Unit, beaten};
 use super::watch::Looks;
 use crate::choice::Objective;
@@ -19,13 +19,13 @@ pub(crate) const BATCH: usize = 32;
 /// Tries the children of a unit under each question, and of each under its schedules: those of the first choice of
 /// recompute sets, and where recomputing more may still win, for it takes no less time, those of the others, and last a
 /// choice by layer. A question is left out where no layout under one above it can win. Whether the search goes on is asked
-/// before whatever takes long.
+/// before whatever takes long. By question, what was `known` of its places under as much memory or more is not asked again.
 pub(crate) fn visit<'a>(
     questions: &[Question<'_>],
     unit: &'a Unit<'a>,
     limit: f64,
     looks: &Looks<'_>,
-    known_s: &[Least],
+    known: &[Bounds],
 ) -> Outcome<'a> {
     let mut outcome = Outcome {
         best: None,
@@ -33,10 +33,10 @@ pub(crate) fn visit<'a>(
         memory: 0,
         feasible: Vec::new(),
         left_s: f64::INFINITY,
-        least_s: known_s.to_vec(),
+        bounds: known.to_vec(),
         stopped: false,
     };
-    outcome.least_s.resize(questions.len(), Least::new());
+    outcome.bounds.resize(questions.len(), Bounds::new());
     if try_all(questions, unit, limit, looks, &mut outcome).is_break() {
         outcome.left_s = outcome.left_s.min(unit.floor);
         outcome.stopped = true;
@@ -54,33 +54,23 @@ fn try_all<'a>(
 ) -> ControlFlow<()> {
     looks.begin()?;
     // By question: seconds that no child takes less than.
-    let mut least_s: Vec<f64> = Vec::with_capacity(questions.len());
+    let mut floors_s: Vec<f64> = Vec::with_capacity(questions.len());
     for (number, (question, shapes)) in questions.iter().zip(unit.shapes).enumerate() {
         let objective = question.options.objective;
         let by_time = objective != Objective::Memory;
         let beaten = beaten(outcome, objective, limit);
-        let above = question.above.iter().map(|&above| least_s[above]);
+        let above = question.above.iter().map(|&above| floors_s[above]);
         let above = above.fold(0.0, f64::max);
         if by_time && above >= beaten {
-            least_s.push(above);
+            floors_s.push(above);
             outcome.left_s = outcome.left_s.min(above);
             continue;
         }
-        if by_time && question.limit.is_some() && !shapes.are_priced() {
-            // Under less and less memory most of what is left does not fit.
-            let capacity = question.capacity();
-            let may_hold = |(schedule, occupancies)| {
-                let mut each = shapes.held(question).iter();
-                each.any(|shape| {
-                    let case = unit.case(question, shape, schedule);
-                    let room = Room::new(case, occupancies, capacity);
-                    room.is_none_or(|room| room.may_hold(Of::Any))
-                })
-            };
-            if !unit.schedules(question).any(may_hold) {
-                least_s.push(0.0);
-                continue;
-            }
+        let is_new = outcome.bounds[number].is_empty();
+        if by_time && question.limit.is_some() && is_new && !may_fit(question, unit, shapes) {
+            // No time is told, which may rule out a question that follows.
+            floors_s.push(0.0);
+            continue;
         }
         let floor = |shape: &Shape| {
             if by_time {
@@ -90,8 +80,8 @@ fn try_all<'a>(
             }
         };
         let floors: Vec<f64> = shapes.first(question).iter().map(floor).collect();
-        least_s.push(floors.iter().copied().fold(f64::INFINITY, f64::min));
-        let mut known_s = std::mem::take(&mut outcome.least_s[number]);
+        floors_s.push(floors.iter().copied().fold(f64::INFINITY, f64::min));
+        let mut bounds = std::mem::take(&mut outcome.bounds[number]);
         let mut trial = Trial {
             question,
             number,
@@ -101,8 +91,8 @@ fn try_all<'a>(
             limit,
             looks,
             left_s: f64::INFINITY,
-            known_s: &known_s,
-            least_s: Least::new(),
+            known: &bounds,
+            bounds: Bounds::new(),
             state: BTreeMap::new(),
         };
         let tried = unit.schedules(question).try_for_each(|schedule| {
@@ -117,12 +107,26 @@ fn try_all<'a>(
         let state = trial.state.values();
         outcome.priced += state.clone().filter(|&&priced| priced).count() as u64;
         outcome.memory += state.filter(|&&priced| !priced).count() as u64;
-        let found = trial.least_s;
-        known_s.extend(found);
-        outcome.least_s[number] = known_s;
+        let found = trial.bounds;
+        bounds.extend(found);
+        outcome.bounds[number] = bounds;
         tried?;
     }
     ControlFlow::Continue(())
+}
+
+/// Whether a unit may fit under some recompute sets, by what it holds alone: under less and less memory most of what is left
+/// does not.
+fn may_fit(question: &Question<'_>, unit: &Unit<'_>, shapes: &Shapes) -> bool {
+    let capacity = question.capacity();
+    unit.schedules(question).any(|(schedule, occupancies)| {
+        let mut each = shapes.untimed(question).iter();
+        each.any(|shape| {
+            let case = unit.case(question, shape, schedule);
+            let room = Room::new(case, occupancies, capacity);
+            room.is_none_or(|room| room.may_hold(Of::Any))
+        })
+    })
 }
 
 /// Seconds that no child of a unit takes less than: of all its schedules, splits and shapes under the choice of

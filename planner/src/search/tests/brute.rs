@@ -388,10 +388,16 @@ fn law_more_graphs_take_no_more_time() {
 /// Step by step a front is what a search finds under less memory than the step before.
 #[test]
 fn oracle_a_front_is_what_searches_under_less_and_less_memory_find() {
-    for (layers, graphs) in [(32, Some(Graphs::NONE)), (8, None)] {
+    for (layers, graphs, stack) in [
+        (32, Some(Graphs::NONE), StackName::Megatron),
+        (8, None, StackName::Megatron),
+        // Whose layers compute again one by one.
+        (12, Some(Graphs::NONE), StackName::Moefold),
+    ] {
         let (mut model, cluster, mut options) = small();
         model.layers.truncate(layers);
         options.graphs = graphs;
+        options.stack = stack;
         options.pins = "cp=1,etp=1".parse().expect("degrees");
         options.front = 12;
         let costs = Costs::for_cluster(&cluster, &[]);
