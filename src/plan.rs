@@ -15,6 +15,7 @@ use moefold_planner::options::{LeastMemory, PlanError, Routing, SearchOptions};
 use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, PlannedLayout, ProfileUsed, Request};
 use moefold_planner::search::{self, Asked, Lengths, Progress, SearchResult, Watch};
 use moefold_profiles::directory::{Key, Taken};
+use moefold_profiles::files::check_writable;
 use moefold_profiles::{Cluster, Costs, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
@@ -33,6 +34,12 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     let cluster = cluster(&args.cluster, args.gpus)?;
     let gpus = gpus(&cluster, args.gpus)?;
     let mut options = options(args, &cluster)?;
+    if let Some(path) = &args.out {
+        // Behind a search that took long its answer would be lost.
+        check_writable(path)
+            .with_context(|| format!("--out {}: cannot be written", path.display()))
+            .map_err(Failure::Runtime)?;
+    }
     // Only the machine-readable answer has room for every layout.
     options.survey = output.json;
     let profiles = load_profiles(&args.profile, &cluster)?;

@@ -585,6 +585,17 @@ fn a_plan_written_is_a_plan_read() {
     assert_eq!(plan["version"], 1);
     assert_eq!(plan["layout"]["dp"], 8);
 
+    // Nothing is searched where the plan would have no place.
+    let missing = folder.path().join("no/plan.json");
+    let missing = missing.to_str().expect("UTF-8");
+    let says = [
+        &*format!("--out {missing}: cannot be written"),
+        "No such file",
+    ];
+    refused(&mixtral(&["--out", missing]), 1, &says);
+    let place = folder.path().to_str().expect("UTF-8");
+    refused(&mixtral(&["--out", place]), 1, &["is a directory"]);
+
     // A plan for another executor is refused with everything that is in the way.
     refused(&["execute", path, "--text", "missing.txt"], 2, &["bf16"]);
 

@@ -10,8 +10,7 @@ use rayon::prelude::*;
 
 use super::floor::{Weights, held};
 use super::shape::Question;
-use super::trial::Bounds;
-use super::unit::{Found, Outcome, Unit};
+use super::unit::{Bounds, Found, Outcome, Unit};
 use super::visit::{BATCH, visit};
 use super::watch::{Aim, Looks, Phase, Watch, aimed};
 use crate::answer::Candidate;

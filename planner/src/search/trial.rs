@@ -14,7 +14,7 @@ use super::room::{Most, Of, Room};
 use super::schedules::Simulated;
 use super::shape::{Question, Shape, Shapes};
 use super::stages;
-use super::unit::{Found, Outcome, Unit, beaten, peak};
+use super::unit::{Bounds, Found, Outcome, Place, Unit, beaten, peak};
 use super::watch::Looks;
 use crate::choice::{Objective, ScheduleName};
 use crate::memory::Occupancy;
@@ -117,12 +117,6 @@ pub(crate) struct Trial<'q, 'a> {
     /// Children that were counted, and whether they fit.
     pub(crate) state: BTreeMap<Place, bool>,
 }
-
-/// Children by their schedule, their shape and their choice of recompute sets, whatever their split.
-pub(crate) type Place = (ScheduleName, usize, usize);
-
-/// By place, seconds that no child takes less than under as much memory or less.
-pub(crate) type Bounds = BTreeMap<Place, f64>;
 
 /// A schedule with its occupancies, and what it is simulated by where it has been.
 struct Scheduled<'a> {

@@ -1,5 +1,7 @@
 //! [`Unit`]: a legal layout with its children, and what is found of them.
 
+use std::collections::BTreeMap;
+
 use moefold_profiles::ByClass;
 use moefold_profiles::units::{Bytes, GIB};
 
@@ -8,7 +10,6 @@ use super::predict::Choice;
 use super::recompute::Sets;
 use super::schedules::Schedules;
 use super::shape::{Question, Shape, Shapes};
-use super::trial::Bounds;
 use crate::answer::Candidate;
 use crate::choice::{CpComm, Objective, ScheduleName};
 use crate::layout::{Layout, Order};
@@ -140,6 +141,12 @@ impl Found<'_> {
         self.unit.case(question, self.shape, self.schedule)
     }
 }
+
+/// Children by their schedule, their shape and their choice of recompute sets, whatever their split.
+pub(crate) type Place = (ScheduleName, usize, usize);
+
+/// By place, seconds that no child takes less than under as much memory or less.
+pub(crate) type Bounds = BTreeMap<Place, f64>;
 
 /// What visiting a unit found.
 pub(crate) struct Outcome<'a> {
