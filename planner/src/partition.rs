@@ -436,8 +436,8 @@ impl Line {
     }
 
     /// The least total over all cuts into stages that weigh something and none above `cap`, and cuts that reach it.
-    /// `weight` of a stage is a floor that grows with its layers, and then what it weighs, which is no less; with more layers than one that
-    /// weighs nothing it weighs nothing either. `add` extends a total by a stage and grows with both.
+    /// `weight` of a stage is a floor that grows with its layers, and then what it weighs, which is no less; with more layers
+    /// than one that weighs nothing it weighs nothing either. `add` extends a total by a stage and grows with both.
     fn best(
         &self,
         cap: u64,

@@ -350,10 +350,8 @@ impl Shapes {
         all[index].get_or_init(|| {
             let wires = self.first(question)[index].wires();
             let known = all.iter().filter_map(OnceLock::get);
-            let mut known = known.chain(self.untimed.get().into_iter().flatten());
-            let alike =
-                known.find(|known| known.cp_comm == wires.1 && question.runtime.holds_alike());
-            let memory = alike.map(Shape::memory);
+            let known = known.chain(self.untimed.get().into_iter().flatten());
+            let memory = Shape::alike(question, known, wires);
             Shape::one(
                 question,
                 &self.layout,
@@ -402,27 +400,32 @@ impl Shape {
         layout: &Layout,
         (sets, priced): (&[Recompute], bool),
     ) -> Vec<Self> {
-        let ways = question.keys.legal(layout.tp(), layout.cp());
-        ways.flat_map(|cp_comm| Self::of_way(question, layout, cp_comm, (sets, priced)))
-            .collect()
-    }
-
-    /// The same under one way to the keys of other ranks.
-    fn of_way(
-        question: &Question<'_>,
-        layout: &Layout,
-        cp_comm: CpComm,
-        (sets, priced): (&[Recompute], bool),
-    ) -> Vec<Self> {
-        let dispatchers = question.dispatchers_for(layout.ep(), layout.etp());
-        let mut found: Vec<Self> = Vec::with_capacity(dispatchers.len());
-        for &dispatcher in dispatchers {
-            let alike = found.last().filter(|_| question.runtime.holds_alike());
-            let memory = alike.map(Self::memory);
-            let wires = (dispatcher, cp_comm);
-            found.push(Self::one(question, layout, (wires, memory), (sets, priced)));
+        let mut found: Vec<Self> = Vec::new();
+        for cp_comm in question.keys.legal(layout.tp(), layout.cp()) {
+            for &dispatcher in question.dispatchers_for(layout.ep(), layout.etp()) {
+                let wires = (dispatcher, cp_comm);
+                let memory = Self::alike(question, found.iter(), wires);
+                found.push(Self::one(question, layout, (wires, memory), (sets, priced)));
+            }
         }
         found
+    }
+
+    /// The memory of all pieces, in their order, that a shape has in common with one of some others: dispatchers may hold as much.
+    fn alike<'s>(
+        question: &Question<'_>,
+        mut others: impl Iterator<Item = &'s Self>,
+        (_, cp_comm): (Dispatcher, CpComm),
+    ) -> Option<Vec<BySet>> {
+        let other = others.find(|other| other.cp_comm == cp_comm);
+        let Self {
+            kinds,
+            embedding,
+            head,
+            ..
+        } = other.filter(|_| question.runtime.holds_alike())?;
+        let pieces = kinds.iter().chain([embedding, head]);
+        Some(pieces.map(|kind| kind.memory.clone()).collect())
     }
 
     /// One of them, of which memory may be known.
@@ -459,13 +462,6 @@ impl Shape {
         let lowered: Vec<Lowered> = question.pieces().zip(&timed).map(work).collect();
         let held = (&memory[..], &stretches[..]);
         Self::new(question, &setting, (&timed, &lowered), held, sets)
-    }
-
-    /// Memory of all its pieces, in their order.
-    fn memory(&self) -> Vec<BySet> {
-        let ends = [&self.embedding, &self.head];
-        let pieces = self.kinds.iter().chain(ends);
-        pieces.map(|kind| kind.memory.clone()).collect()
     }
 
     /// `timed` has a microbatch of every piece, `lowered` its work.

@@ -317,10 +317,7 @@ impl<'a> Trial<'_, 'a> {
                 // A split that has room where there is less of it takes about as long, as do more layers that compute again.
                 self.leave(place, child.bound_s);
             }
-            if !may_move {
-                continue;
-            }
-            if (has_room && !by_layer) || !moved.insert(place) {
+            if !may_move || (has_room && !by_layer) || !moved.insert(place) {
                 continue;
             }
             let Some(room) = Room::new(case, schedule.occupancies, question.capacity()) else {
