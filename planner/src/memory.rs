@@ -36,12 +36,6 @@ pub struct Occupancy {
 }
 
 impl Occupancy {
-    /// The fewest microbatches that a chunk of the rank has between forward and backward pass, and whose gradients of weights are
-    /// left.
-    pub(crate) fn least(&self) -> [u32; 2] {
-        [&self.live, &self.kept].map(|of| of.iter().copied().min().unwrap_or(0))
-    }
-
     fn dominates(&self, other: &Self) -> bool {
         let all = |own: &[u32], others: &[u32]| own.iter().zip(others).all(|(a, b)| a >= b);
         self.chunk == other.chunk

@@ -19,6 +19,7 @@ mod cuts;
 mod explain;
 mod floor;
 mod front;
+mod instants;
 mod judged;
 mod least;
 mod longest;

@@ -6,14 +6,16 @@ use super::Line;
 use crate::layout::Places;
 
 impl Line {
-    /// The best of the local optima reached from some cuts and, where layers differ, from cuts one
-    /// move away from the first optimum, as far as the budget of moves goes.
+    /// The best of the local optima reached from cuts of least heaviest stage and, where layers differ and the first optimum may have
+    /// a better pace, from cuts one move away from it, as far as the budget of moves goes.
     pub(super) fn balance_ranks(&self, cuts: Vec<usize>, places: Places) -> Vec<usize> {
         let endless = vec![u64::MAX; places.pp() as usize];
         let mut search = Descent::new(self, places, &endless);
+        let least_stage = self.balance(&cuts, places).max_stage;
         let (mut best, optimum) = search.descend(cuts);
         let mut best_cuts = optimum.clone();
-        if self.layers_are_equal() {
+        let is_least = || best.pace == pace(self.least_heaviest_rank(places), least_stage);
+        if self.layers_are_equal() || is_least() {
             return best_cuts;
         }
         search.moves_left = MOVES;
@@ -40,6 +42,33 @@ impl Line {
     ) -> Option<Vec<usize>> {
         let (balance, cuts) = Descent::new(self, places, most).descend(cuts);
         (balance.too_many == 0).then_some(cuts)
+    }
+
+    /// What the heaviest rank weighs at least: layers are whole, so that in a given time ranks together do so many at most, were
+    /// all as light as the lightest of some.
+    fn least_heaviest_rank(&self, places: Places) -> u64 {
+        let mut ends = vec![0; places.pp() as usize];
+        ends[0] = self.first;
+        let last = &mut ends[places.rank_of(places.stages() - 1) as usize];
+        *last = last.saturating_add(self.last);
+        let mut layers: Vec<u64> = self.before.windows(2).map(|two| two[1] - two[0]).collect();
+        layers.sort_unstable_by(|a, b| b.cmp(a));
+        let mut least = heaviest(&ends);
+        for (count, &weight) in (1..).zip(&layers) {
+            if layers.get(count) == Some(&weight) {
+                continue;
+            }
+            // When each rank has done one, two, and so on.
+            let done = |end: &u64| {
+                let end = *end;
+                (1..=count as u64)
+                    .map(move |layers| end.saturating_add(layers.saturating_mul(weight)))
+            };
+            let mut done: Vec<u64> = ends.iter().flat_map(done).collect();
+            let (_, all, _) = done.select_nth_unstable(count - 1);
+            least = least.max(*all);
+        }
+        least
     }
 
     fn layers_are_equal(&self) -> bool {

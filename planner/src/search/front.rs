@@ -76,18 +76,21 @@ impl<'a> Known<'a> {
             return;
         }
         let watch = &aimed(Aim::Front, watch);
-        let mut weights = Weights::new();
-        let each = units.iter();
-        let floors: Vec<Bytes> = each
-            .map(|unit| held(&questions[0], unit.layout, &mut weights))
-            .collect();
+        let question = &questions[0];
+        let each = units.par_iter().map_init(Weights::new, |weights, unit| {
+            held(question, unit.layout, weights)
+        });
+        let floors: Vec<Bytes> = each.collect();
+        // Places of units that may fit: what they hold at least does.
+        let mut may_fit: Vec<usize> = (0..units.len()).collect();
         let mut peak_gib = fastest.peak.gib();
         for _ in 0..steps {
             let room = Bytes((peak_gib * (1.0 - LESS) * GIB as f64) as u64);
             for question in &mut *questions {
                 question.limit = Some(room);
             }
-            let Some(place) = self.fastest_within(questions, (units, &floors), room, watch) else {
+            may_fit.retain(|&place| floors[place] <= room);
+            let Some(place) = self.fastest_within(questions, (units, &may_fit), room, watch) else {
                 break;
             };
             let best = self.0[place].best.as_ref().expect("it was found");
@@ -99,21 +102,18 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// The place of the unit that is fastest within some memory; none where nothing fits, or the search is stopped.
-    /// Units come with what they hold at least.
+    /// The place of the unit that is fastest within some memory, of those that may fit; none where nothing does, or the search is
+    /// stopped.
     fn fastest_within(
         &mut self,
         questions: &[Question<'_>],
-        (units, floors): (&'a [Unit<'a>], &[Bytes]),
+        (units, may_fit): (&'a [Unit<'a>], &[usize]),
         room: Bytes,
         watch: &Watch<'_>,
     ) -> Option<usize> {
-        for (one, floor) in self.0.iter_mut().zip(floors) {
-            one.best = one.best.take().filter(|best| best.peak <= room);
-            if *floor > room {
-                // What it holds at least does not fit, nor will it.
-                one.left_s = f64::INFINITY;
-            }
+        for &place in may_fit {
+            let best = &mut self.0[place].best;
+            *best = best.take().filter(|best| best.peak <= room);
         }
         let scored =
             |one: &One<'a>, place: usize| one.best.as_ref().map(|best| (best.step_s, place));
@@ -129,16 +129,14 @@ impl<'a> Known<'a> {
                 a
             }
         };
-        let each = self.0.iter().zip(0..);
-        let fitting = each.filter_map(|(one, place)| scored(one, place));
+        let each = may_fit.iter();
+        let fitting = each.filter_map(|&place| scored(&self.0[place], place));
         let mut best = fitting.reduce(faster);
         let open = |one: &One<'a>, best: Option<(f64, usize)>| {
             one.best.is_none() && one.left_s < best.map_or(f64::INFINITY, |best| best.0)
         };
-        let each = self.0.iter().zip(0..);
-        let mut left: Vec<usize> = each
-            .filter_map(|(one, place)| open(one, best).then_some(place))
-            .collect();
+        let each = may_fit.iter().copied();
+        let mut left: Vec<usize> = each.filter(|&place| open(&self.0[place], best)).collect();
         left.sort_by(|&a, &b| {
             let floors = self.0[a].left_s.total_cmp(&self.0[b].left_s);
             floors.then_with(|| units[a].layout.cmp(units[b].layout))

@@ -9,7 +9,6 @@ use super::shape::{Question, Shapes};
 use super::stages;
 use super::unit::Unit;
 use crate::choice::ScheduleName;
-use crate::memory::Occupancy;
 use crate::stack::ByLayer;
 
 /// Seconds that no child of a unit takes less than which may fit, however its layers are split; or `within_s`, where that
@@ -17,7 +16,7 @@ use crate::stack::ByLayer;
 pub(crate) fn least_of_splits_s(questions: &[Question<'_>], unit: &Unit<'_>, within_s: f64) -> f64 {
     let mut least_s = within_s;
     for (question, shapes) in questions.iter().zip(unit.shapes) {
-        for under in unit.schedules(question) {
+        for (under, _) in unit.schedules(question) {
             for index in 0..shapes.first(question).len() {
                 least_s = least_of_shape_s((question, unit), shapes, index, under, least_s);
             }
@@ -31,7 +30,7 @@ fn least_of_shape_s(
     (question, unit): (&Question<'_>, &Unit<'_>),
     shapes: &Shapes,
     index: usize,
-    (schedule, occupancies): (ScheduleName, &[Vec<Occupancy>]),
+    schedule: ScheduleName,
     within_s: f64,
 ) -> f64 {
     let (capacity, choices) = (question.capacity(), &question.choices);
@@ -50,11 +49,11 @@ fn least_of_shape_s(
         let of_most = |most| stages::least_s(case(first), &choices[0], &most, within_s);
         most.is_some_and(|most| of_most(most) <= least_s)
     };
-    if Room::new(case(first), occupancies, capacity).is_none_or(is_least) {
+    if unit.room(case(first), capacity).is_none_or(is_least) {
         return least_s;
     }
     let shape = held(choices.len() > 1);
-    let room = Room::new(case(shape), occupancies, capacity);
+    let room = unit.room(case(shape), capacity);
     let room = room.expect("there was one of the first choice");
     // How many layers ranks may hold, where all have places.
     let most = |of: Of<'_>| room.may_hold(of).then(|| room.most(of));
@@ -158,7 +157,7 @@ pub(crate) fn open_splits(
     let mut open = Open::default();
     for (question, shapes) in questions.iter().zip(unit.shapes) {
         let each = shapes.first(question).iter().enumerate();
-        for ((index, first), (schedule, occupancies)) in
+        for ((index, first), (schedule, _)) in
             each.flat_map(|shape| unit.schedules(question).map(move |under| (shape, under)))
         {
             let case = |shape| unit.case(question, shape, schedule);
@@ -172,7 +171,7 @@ pub(crate) fn open_splits(
             }
             let all = question.choices.len() > 1;
             let shape = shapes.held_under(question, schedule, (all, index));
-            let room = Room::new(case(shape), occupancies, question.capacity());
+            let room = unit.room(case(shape), question.capacity());
             each_way(question, |sets, of| {
                 if least_s(shape, sets) >= below_s {
                     return Some(false);

@@ -13,20 +13,19 @@ use moefold_profiles::units::Bytes;
 
 use super::by_set::OfSet;
 use super::candidate::{Case, overhead, own};
+use super::instants::Instant;
 use super::recompute::Sets;
 use super::savers::{AsLightest, KindOfLayer, Savers};
 use super::shape::Kind;
 use crate::layout::Layout;
-use crate::memory::Occupancy;
 use crate::runtime::Running;
 use crate::shard::Shard;
 
 /// A floor of the memory of a layout, ready for every choice of recompute sets.
 pub(crate) struct Room<'a> {
     case: Case<'a>,
-    /// By pipeline rank, instants, each with the fewest microbatches that a chunk has there between its passes, and for gradients of
-    /// weights.
-    occupancies: Vec<Vec<(&'a Occupancy, [f64; 2])>>,
+    /// By pipeline rank.
+    instants: &'a [Vec<Instant>],
     /// What tensors may take of a device.
     free: f64,
     /// What a message between stages takes.
@@ -65,7 +64,7 @@ impl<'a> Room<'a> {
     /// and the shape knows their memory. Nothing where weights rest divided: their buffers are most of it.
     pub(crate) fn new(
         case: Case<'a>,
-        occupancies: &'a [Vec<Occupancy>],
+        instants: &'a [Vec<Instant>],
         capacity: Bytes,
     ) -> Option<Self> {
         let (question, layout, shape) = (case.question, case.layout, case.shape);
@@ -116,12 +115,9 @@ impl<'a> Room<'a> {
         let all = capacity.0.saturating_sub(overhead.0) as f64;
         // Bytes are rounded, here and where they are counted.
         let free = all / (1.0 + question.stack.fragmentation()) * (1.0 + 1e-9) + 4096.0;
-        let counted = |at: &'a Occupancy| (at, at.least().map(f64::from));
-        let occupancies = occupancies.iter();
-        let occupancies = occupancies.map(|of_rank| of_rank.iter().map(counted).collect());
         Some(Self {
             case,
-            occupancies: occupancies.collect(),
+            instants,
             free,
             message: step.message.total() as f64,
             kinds,
@@ -151,7 +147,7 @@ impl<'a> Room<'a> {
             for &kind in kind_of {
                 before.push(before[before.len() - 1] + u64::from(is_one(kind)));
             }
-            let ranks = (0..self.occupancies.len()).map(|rank| heaviest.most_on(rank));
+            let ranks = (0..self.instants.len()).map(|rank| heaviest.most_on(rank));
             let by_rank = ranks.collect();
             most.groups.push(MostOf { before, by_rank });
             if most.groups.len() == kinds.len() && !sets.is_empty() {
@@ -255,7 +251,7 @@ impl Heaviest<'_, '_> {
     /// How many of them all ranks together have no room for.
     fn without_place(&self) -> u64 {
         let mut left = u64::from(self.least.layers);
-        for rank in 0..self.room.occupancies.len() {
+        for rank in 0..self.room.instants.len() {
             if left == 0 {
                 break;
             }
@@ -268,9 +264,8 @@ impl Heaviest<'_, '_> {
     fn most_on(&self, rank: usize) -> u64 {
         let Self { room, least, .. } = *self;
         let first = f64::from(self.first) * f64::from(room.case.layout.vpp());
-        let each = room.occupancies[rank].iter();
-        let most = each.map(|&(at, [live, kept])| {
-            let each = |saved: f64| least.state + saved * live + least.kept * kept;
+        let most = room.instants[rank].iter().map(|at| {
+            let each = |saved: f64| least.state + saved * at.live + least.kept * at.kept;
             let free = room.free - self.beside(rank, at);
             let places = free / each(least.saved);
             let places = if places > first {
@@ -285,7 +280,7 @@ impl Heaviest<'_, '_> {
     }
 
     /// What a pipeline rank holds at an instant beside the state of its layers and what they have saved.
-    fn beside(&self, rank: usize, at: &Occupancy) -> f64 {
+    fn beside(&self, rank: usize, at: &Instant) -> f64 {
         let Self {
             room,
             least,
@@ -304,17 +299,15 @@ impl Heaviest<'_, '_> {
         let stages = f64::from(layout.stages() > 1);
         let (is_first, is_last) = (rank == 0, rank == holder);
         let state = f64::from(is_first) * room.ends[0] + f64::from(is_last) * room.ends[1];
-        let mut taken = state + room.message * f64::from(at.messages);
+        let mut taken = state + room.message * at.messages;
         if is_first {
             // What the first stage sends is not kept.
-            let first = f64::from(at.live[0]);
-            taken += first * (ends.saved[0] - room.message * stages);
+            taken += at.ends[0] * (ends.saved[0] - room.message * stages);
         }
         if is_last {
-            let last = at.live.last().map_or(0.0, |&live| f64::from(live));
-            taken += last * (ends.saved[1] + room.message * stages);
+            taken += at.ends[1] * (ends.saved[1] + room.message * stages);
         }
-        if at.running == Running::Backward && !(several && given) {
+        if at.goes_back && !(several && given) {
             // What runs may be an end of the model alone.
             let (first_bare, last_bare) = (several && is_first && bare, several && is_last);
             if !first_bare && !last_bare {
@@ -333,8 +326,8 @@ impl Heaviest<'_, '_> {
     fn savers(&self, sets: &[usize]) -> Savers {
         let room = self.room;
         let free = |rank: usize| {
-            let each = room.occupancies[rank].iter();
-            each.map(|&(at, [live, _])| [room.free - self.beside(rank, at), live])
+            let each = room.instants[rank].iter();
+            each.map(|at| [room.free - self.beside(rank, at), at.live])
                 .collect()
         };
         let saved = |kind: &Kind, set: usize| kind.memory[set].passes().saved.total() as f64;
@@ -350,7 +343,7 @@ impl Heaviest<'_, '_> {
                 ways: ways.collect(),
             };
         }
-        let free = (0..room.occupancies.len()).map(free).collect();
+        let free = (0..room.instants.len()).map(free).collect();
         Savers::new(free, kinds, &room.case.question.kind_of)
     }
 }
@@ -452,6 +445,7 @@ mod tests {
     use crate::schedule::Schedule;
     use crate::search::Asked;
     use crate::search::candidate::StageSplit;
+    use crate::search::instants::instants;
     use crate::search::judged::candidates;
     use crate::search::questions::question;
     use crate::search::shape::Shape;
@@ -492,6 +486,7 @@ mod tests {
             for schedule in question.schedules(layout.pp(), layout.vpp()) {
                 let actions = Schedule::of(layout, schedule);
                 let occupancies = &crate::memory::occupancies(&actions);
+                let instants = &instants(occupancies, layout.places());
                 let shape = &*shapes[0].held_under(question, layout, schedule);
                 let case = Case {
                     question,
@@ -510,7 +505,7 @@ mod tests {
                         .min()
                         .expect("a cut");
                     let holds = |capacity| {
-                        let room = Room::new(case, occupancies, capacity).expect("whole weights");
+                        let room = Room::new(case, instants, capacity).expect("whole weights");
                         assert!(room.may_hold(Of::Any) || !room.may_hold(Of::Choice(sets)));
                         room.may_hold(Of::Choice(sets))
                     };

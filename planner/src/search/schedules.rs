@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rayon::prelude::*;
 
+use super::instants::{Instant, instants};
 use super::shape::{Question, by_key};
 use super::watch::{Looks, Phase, Watch};
 use crate::choice::ScheduleName;
@@ -24,6 +25,8 @@ const KEPT: u64 = 1 << 20;
 pub(crate) struct Schedules {
     /// Worst occupancies, with microbatches as far as they matter.
     occupancies: BTreeMap<Key, Vec<Vec<Occupancy>>>,
+    /// The same where only numbers of layers are asked about.
+    instants: BTreeMap<Key, Vec<Vec<Instant>>>,
     simulators: Mutex<Simulators>,
 }
 
@@ -72,12 +75,16 @@ impl Schedules {
         let each = work.into_par_iter().map(|(name, size)| {
             looks.one(|| {
                 let schedule = Schedule::new(name, size[0], size[1], size[2]);
-                ((name, size), memory::occupancies(&schedule))
+                let occupancies = memory::occupancies(&schedule);
+                let instants = instants(&occupancies, schedule.places());
+                (((name, size), occupancies), ((name, size), instants))
             })
         });
         let all: Option<Vec<_>> = each.collect();
+        let (occupancies, instants) = all?.into_iter().unzip();
         Some(Self {
-            occupancies: all?.into_iter().collect(),
+            occupancies,
+            instants,
             simulators: Mutex::default(),
         })
     }
@@ -85,6 +92,11 @@ impl Schedules {
     /// By pipeline rank, the instants at which it may hold most.
     pub(crate) fn occupancies(&self, layout: &Layout, name: ScheduleName) -> &[Vec<Occupancy>] {
         &self.occupancies[&(name, occupancy_size(layout))]
+    }
+
+    /// The same where only numbers of layers are asked about.
+    pub(crate) fn instants(&self, layout: &Layout, name: ScheduleName) -> &[Vec<Instant>] {
+        &self.instants[&(name, occupancy_size(layout))]
     }
 
     /// A layout's schedule, whose dependencies are those that another of its size has, where they are kept.

@@ -315,7 +315,7 @@ fn of_cuts<T>(
 const TRIES: usize = 8;
 
 /// Bounds are told up to so many times the limit, so that they still help under a larger one.
-const BEYOND: f64 = 1.25;
+pub(crate) const BEYOND: f64 = 1.25;
 
 /// A split whose ranks have room under some recompute sets: the one whose heaviest stage is least of the cuts that a floor of
 /// memory allows, or where ranks have several stages the best that moves of layers make of a split, of which it may be known what it

@@ -95,7 +95,7 @@ fn glance_under(
         schedule,
     };
     // What no split has room for needs none.
-    let room = |case| Room::new(case, occupancies, capacity);
+    let room = |case| unit.room(case, capacity);
     let may_hold =
         |room: &Option<Room<'_>>, of: Of<'_>| room.as_ref().is_none_or(|room| room.may_hold(of));
     let plain = may_hold(&room(case), Of::Choice(&question.choices[0]));

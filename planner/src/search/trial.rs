@@ -13,7 +13,7 @@ use super::recompute::Sets;
 use super::room::{Most, Of, Room};
 use super::schedules::Simulated;
 use super::shape::{Question, Shape, Shapes};
-use super::stages;
+use super::stages::{self, BEYOND};
 use super::unit::{Bounds, Found, Outcome, Place, Unit, beaten, peak};
 use super::watch::Looks;
 use crate::choice::{Objective, ScheduleName};
@@ -134,20 +134,21 @@ impl<'a> Trial<'_, 'a> {
     /// No child of a place that was left out takes less, nor one that may still be found there under less memory. How layers
     /// choose one by one may change with every byte, so of them nothing is kept.
     fn leave(&mut self, place: Place, seconds: f64) {
-        self.left_s = self.left_s.min(seconds);
         if place.2 < self.question.choices.len() {
-            let found = self.bounds.entry(place).or_insert(seconds);
-            *found = found.min(seconds);
+            self.bound(place, seconds);
         }
+        self.left_s = self.left_s.min(seconds);
+    }
+
+    /// No child of a place takes less under as much memory or less.
+    fn bound(&mut self, place: Place, seconds: f64) {
+        let found = self.bounds.entry(place).or_insert(seconds);
+        *found = found.min(seconds);
     }
 
     /// Which children under a schedule may fit and score less than what is beaten, whatever the split into stages.
     /// Those that do not fit are counted.
-    pub(crate) fn fitting<'s>(
-        &'s mut self,
-        (name, occupancies): (ScheduleName, &'s [Vec<Occupancy>]),
-        beaten: f64,
-    ) -> Vec<Vec<bool>> {
+    pub(crate) fn fitting<'s>(&'s mut self, name: ScheduleName, beaten: f64) -> Vec<Vec<bool>> {
         let (question, unit): (&'s Question<'_>, &'s Unit<'_>) = (self.question, self.unit);
         let all_shapes: &'s Shapes = self.shapes;
         let by_time = question.options.objective != Objective::Memory;
@@ -162,7 +163,7 @@ impl<'a> Trial<'_, 'a> {
         let tried = choices + usize::from(question.by_layer.is_some());
         let room = |shape: &'s Shape| {
             let case = unit.case(question, shape, name);
-            Room::new(case, occupancies, capacity)
+            unit.room(case, capacity)
         };
         let of_shape = |(index, first): (usize, &'s Shape)| {
             if by_time && self.floors[index] >= beaten {
@@ -294,6 +295,8 @@ impl<'a> Trial<'_, 'a> {
             let (shape, split) = (shape(child.shape), &splits[child.shape][child.split]);
             let case = unit.case(question, shape, schedule.name);
             let by_layer = child.choice == question.choices.len();
+            // Whether so many layers at the beginning of stages may, of which the least of all is told below.
+            let firsts = by_layer && may_move && question.by_layer == Some(ByLayer::Block);
             let sets = if by_layer {
                 split.by_layer(case, schedule.occupancies)
             } else {
@@ -313,30 +316,41 @@ impl<'a> Trial<'_, 'a> {
             if !has_room {
                 self.state.entry(place).or_insert(false);
             }
-            if has_room && (may_move || question.by_layer.is_some()) {
+            if has_room && !firsts && (may_move || question.by_layer.is_some()) {
                 // A split that has room where there is less of it takes about as long, as do more layers that compute again.
                 self.leave(place, child.bound_s);
             }
             if !may_move || (has_room && !by_layer) || !moved.insert(place) {
                 continue;
             }
-            let Some(room) = Room::new(case, schedule.occupancies, question.capacity()) else {
+            let Some(room) = unit.room(case, question.capacity()) else {
                 self.leave(place, child.bound_s);
                 continue;
             };
             let each: Vec<Sets> = match question.choices.get(child.choice) {
                 Some(sets) => vec![sets.clone()],
-                None if question.by_layer == Some(ByLayer::Block) => split.firsts(question),
+                None if firsts => {
+                    let each = splits[child.shape].iter();
+                    let each = each.map(|split| split.firsts(question));
+                    each.max_by_key(Vec::len).unwrap_or_default()
+                }
                 None => Vec::new(),
             };
-            let mut least_s = if by_layer { 0.0 } else { f64::INFINITY };
+            let mut least_s = if each.is_empty() { 0.0 } else { f64::INFINITY };
             for sets in each {
                 self.looks.begin()?;
                 let beaten = self.beaten(outcome);
-                // Those that follow take longer.
-                let endless = &Most::default();
-                if by_layer && stages::least_s(case, &sets, endless, beaten) >= beaten {
-                    break;
+                let mut any_s = 0.0;
+                if firsts {
+                    if !room.may_hold(Of::Choice(&sets)) {
+                        continue;
+                    }
+                    any_s = stages::least_s(case, &sets, &Most::default(), BEYOND * beaten);
+                    if any_s >= beaten {
+                        // Those that follow take longer.
+                        least_s = least_s.min(any_s);
+                        break;
+                    }
                 }
                 let room = (&room, schedule.occupancies);
                 let from = (split, full.take());
@@ -345,11 +359,14 @@ impl<'a> Trial<'_, 'a> {
                         let under = (&mut *schedule, shape);
                         // Memory of the host is not looked at before: it may have no room there.
                         let _ = self.one(under, place, Cow::Owned(split), sets, outcome);
-                        0.0
+                        any_s
                     }
                     Err(own_s) => own_s,
                 };
                 least_s = least_s.min(own_s);
+            }
+            if firsts {
+                self.bound(place, least_s);
             }
             self.leave(place, least_s.max(child.bound_s));
         }
@@ -383,7 +400,7 @@ impl<'a> Trial<'_, 'a> {
         let memory = split.memory(case, &sets, schedule.occupancies);
         let peak = peak(&memory);
         debug_assert!(
-            Room::new(case, schedule.occupancies, peak)
+            unit.room(case, peak)
                 .is_none_or(|room| room.may_hold(Of::Choice(&sets))),
             "{layout:?} {place:?} has no room for {peak:?}"
         );

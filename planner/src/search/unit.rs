@@ -8,6 +8,7 @@ use moefold_profiles::units::{Bytes, GIB};
 use super::candidate::{Case, StageSplit};
 use super::predict::Choice;
 use super::recompute::Sets;
+use super::room::Room;
 use super::schedules::Schedules;
 use super::shape::{Question, Shape, Shapes};
 use crate::answer::Candidate;
@@ -51,6 +52,12 @@ impl<'a> Unit<'a> {
             shape,
             schedule,
         }
+    }
+
+    /// How many layers its ranks have room for; none where weights rest divided.
+    pub(crate) fn room<'c>(&'c self, case: Case<'c>, capacity: Bytes) -> Option<Room<'c>> {
+        let instants = self.schedules.instants(self.layout, case.schedule);
+        Room::new(case, instants, capacity)
     }
 
     /// See [`StageSplit::mixed_bound_s`].

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use super::floor::floor_s;
 use super::least::{least_by_layer_s, least_of_splits_s};
-use super::room::{Of, Room};
+use super::room::Of;
 use super::shape::{Question, Shape, Shapes};
 use super::trial::{Trial, children, splits};
 use super::unit::{Bounds, Found, Outcome, Unit, beaten};
@@ -97,7 +97,7 @@ fn try_all<'a>(
         };
         let tried = unit.schedules(question).try_for_each(|schedule| {
             looks.begin()?;
-            let fits = trial.fitting(schedule, trial.beaten(outcome));
+            let fits = trial.fitting(schedule.0, trial.beaten(outcome));
             if fits.iter().any(|shape| shape.contains(&true)) {
                 trial.under(schedule, &fits, outcome)?;
             }
@@ -119,11 +119,11 @@ fn try_all<'a>(
 /// does not.
 fn may_fit(question: &Question<'_>, unit: &Unit<'_>, shapes: &Shapes) -> bool {
     let capacity = question.capacity();
-    unit.schedules(question).any(|(schedule, occupancies)| {
+    unit.schedules(question).any(|(schedule, _)| {
         let mut each = shapes.untimed(question).iter();
         each.any(|shape| {
             let case = unit.case(question, shape, schedule);
-            let room = Room::new(case, occupancies, capacity);
+            let room = unit.room(case, capacity);
             room.is_none_or(|room| room.may_hold(Of::Any))
         })
     })
