@@ -222,6 +222,7 @@ fn megatron_core_takes_what_is_exported() {
         "plan --model llama-3.1-8b --cluster dgx-h100 --gpus 16 --seq-len 8192 --global-batch 64 --zero fsdp --layout tp=1,pp=1,cp=1,mbs=1",
         "plan --model deepseek-v2-lite --cluster dgx-h100 --gpus 16 --seq-len 4096 --global-batch 64 --precision fp8-delayed \
          --layout tp=1,pp=2,vpp=1,cp=1,ep=8,etp=1,mbs=1",
+        "plan --model qwen3-next-80b-a3b --cluster dgx-h100 --gpus 64 --seq-len 4096 --global-batch 256 --layout tp=1,cp=1,pp=2,ep=16,etp=1",
     ] {
         let folder = tempfile::tempdir().expect("a folder");
         plan(folder.path(), request);

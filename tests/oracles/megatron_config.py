@@ -71,7 +71,7 @@ def value(field, words):
     kind = str(field.type).lower()
     if field.name.endswith("_dtype") and "dtype" in kind:
         return DTYPES[words[0]]
-    if field.name == "moe_layer_freq":
+    if field.name in ("moe_layer_freq", "linear_attention_freq"):
         return eval(words[0], {"__builtins__": {}})
     if field.name in ("recompute_modules", "offload_modules"):
         return words

@@ -173,6 +173,30 @@ pub struct LinearMixer {
     pub extra_params: u64,
 }
 
+impl LinearMixer {
+    /// Gated DeltaNet of so many value heads, key heads, and their widths: one projection to queries, keys, values and the gate,
+    /// another to two scalars a value head; a depthwise convolution over queries, keys and values.
+    pub(crate) fn gated_delta_net(
+        [heads, key_heads]: [u64; 2],
+        [key_dim, value_dim]: [u64; 2],
+        conv_kernel: u64,
+    ) -> Self {
+        let (keys, values) = (key_heads * key_dim, heads * value_dim);
+        Self {
+            kind: LinearKind::GatedDeltaNet,
+            heads,
+            key_heads,
+            conv_kernel,
+            key_dim,
+            value_dim,
+            in_proj: 2 * keys + 2 * values + 2 * heads,
+            out_proj: values,
+            // Convolution; A and the time-step bias of each head; the norm of a value head.
+            extra_params: conv_kernel * (2 * keys + values) + 2 * heads + value_dim,
+        }
+    }
+}
+
 /// Kinds of linear mixer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -75,7 +75,9 @@ impl Rules {
                 }
                 Some(Mixer::Mla(mla)) => rules.heads.push(mla.heads),
                 Some(Mixer::SharedKv(shared)) => rules.heads.push(shared.heads),
-                Some(Mixer::Linear(linear)) => rules.heads.push(linear.heads),
+                Some(Mixer::Linear(linear)) => {
+                    rules.heads.extend([linear.heads, linear.key_heads]);
+                }
                 None => {}
             }
             match &layer.ffn {

@@ -4,9 +4,9 @@
 //! softmax over all experts with the chosen scores divided by their sum and softmax over the chosen, are one.
 
 use crate::model::{
-    Activation, Feature, Ffn, Gqa, Layer, Llama3, Mixer, Mla, Mlp, Model, Moe, Norm, NormKind,
-    QkNorm, RopeScaling, Router, RouterGroups, Scalars, Score, SharedExpert, Yarn, bounds,
-    features, presets,
+    Activation, Feature, Ffn, Gqa, Layer, LinearKind, LinearMixer, Llama3, Mixer, Mla, Mlp, Model,
+    Moe, Norm, NormKind, QkNorm, RopeScaling, Router, RouterGroups, Scalars, Score, SharedExpert,
+    Yarn, bounds, features, presets,
 };
 
 use super::pattern;
@@ -37,6 +37,8 @@ const SAID: &[Feature] = &[
     Feature::Yarn,
     Feature::QkvBias,
     Feature::QkNormPerHead,
+    Feature::AttentionOutputGate,
+    Feature::GatedDeltaNet,
     Feature::AttentionDropout,
     Feature::DenseLayers,
     Feature::Experts,
@@ -79,7 +81,7 @@ pub(super) fn write(model: &Model, seq_len: u64, out: &mut Writer) {
         );
         return out.refuse(what, nearest);
     }
-    let Some(mixer) = uniform(model, out) else {
+    let Some((mixer, linear)) = uniform(model, out) else {
         return;
     };
     out.set("num_layers", &model.layers.len());
@@ -98,6 +100,9 @@ pub(super) fn write(model: &Model, seq_len: u64, out: &mut Writer) {
         Mixer::Mla(mla) => write_mla(mla, out),
         Mixer::SharedKv(_) | Mixer::Linear(_) => {}
     }
+    if let Some(linear) = linear {
+        write_linear(model, linear, out);
+    }
     let longest = model.max_position.unwrap_or(seq_len).max(seq_len);
     out.set("max_position_embeddings", &longest);
     write_trunk(model, mixer, mlp, out);
@@ -109,16 +114,28 @@ pub(super) fn write(model: &Model, seq_len: u64, out: &mut Writer) {
     }
 }
 
-/// The mixer that all layers have; else the model is refused. So are MLPs of several kinds.
-fn uniform<'a>(model: &'a Model, out: &mut Writer) -> Option<&'a Mixer> {
+/// The mixer that all layers have, or all but those of one linear attention; else the model is refused. So are MLPs of several
+/// kinds.
+fn uniform<'a>(model: &'a Model, out: &mut Writer) -> Option<(&'a Mixer, Option<&'a LinearMixer>)> {
     let layers = || model.layers.iter().chain(&model.mtp);
-    let first = model.layers.first()?.mixer.as_ref()?;
-    if layers().any(|layer| layer.mixer.as_ref() != Some(first)) {
+    let mixers = || layers().map(|layer| layer.mixer.as_ref());
+    let delta_net = |mixer: Option<&'a Mixer>| match mixer {
+        Some(Mixer::Linear(linear)) if linear.kind == LinearKind::GatedDeltaNet => Some(linear),
+        _ => None,
+    };
+    let linear = mixers().find_map(delta_net);
+    let first = mixers().find(|mixer| delta_net(*mixer).is_none());
+    let first = first.flatten();
+    let is_one = |mixer| mixer == first || (linear.is_some() && delta_net(mixer) == linear);
+    if first.is_none() || !mixers().all(is_one) {
         let what = format!(
             "the attention of {} differs from layer to layer",
             model.name
         );
-        out.refuse(what, "a model whose layers have one attention");
+        out.refuse(
+            what,
+            "a model whose layers have one attention, or that and one gated DeltaNet",
+        );
         return None;
     }
     let dense = layers().filter_map(|layer| match &layer.ffn {
@@ -146,7 +163,45 @@ fn uniform<'a>(model: &'a Model, out: &mut Writer) -> Option<&'a Mixer> {
         );
         return None;
     }
-    Some(first)
+    Some((first?, linear))
+}
+
+fn write_linear(model: &Model, linear: &LinearMixer, out: &mut Writer) {
+    let heads = [linear.heads, linear.key_heads];
+    let widths = [linear.key_dim, linear.value_dim];
+    if *linear != LinearMixer::gated_delta_net(heads, widths, linear.conv_kernel) {
+        let what = format!(
+            "the gated DeltaNet of {} is not Megatron-Core's",
+            model.name
+        );
+        return out.refuse(what, "one that projects and keeps what Qwen3-Next's does");
+    }
+    let each = model.layers.iter().map(|layer| layer.mixer.as_ref());
+    let each: Vec<bool> = each
+        .map(|mixer| matches!(mixer, Some(Mixer::Linear(_))))
+        .collect();
+    out.set("experimental_attention_variant", "gated_delta_net");
+    let is_one_of = |every: &usize| {
+        let mut layers = each.iter().enumerate();
+        layers.all(|(at, own)| *own != is_last_of(at, *every))
+    };
+    match (2..=each.len()).find(is_one_of) {
+        Some(every) => {
+            out.set("linear_attention_freq", &every);
+            out.because(format!("one layer of {every} has softmax attention"));
+        }
+        None => out.set("linear_attention_freq", &pattern::written(&each)),
+    }
+    out.set("linear_num_key_heads", &linear.key_heads);
+    out.set("linear_num_value_heads", &linear.heads);
+    out.set("linear_key_head_dim", &linear.key_dim);
+    out.set("linear_value_head_dim", &linear.value_dim);
+    out.set("linear_conv_kernel_dim", &linear.conv_kernel);
+}
+
+/// Whether a layer is the last of so many.
+fn is_last_of(at: usize, every: usize) -> bool {
+    (at + 1).is_multiple_of(every)
 }
 
 fn write_gqa(gqa: &Gqa, out: &mut Writer) {
@@ -161,6 +216,9 @@ fn write_gqa(gqa: &Gqa, out: &mut Writer) {
     }
     if gqa.qk_norm == QkNorm::PerHead {
         out.on("qk_layernorm");
+    }
+    if gqa.output_gate {
+        out.on("attention_output_gate");
     }
     if gqa.rotary_dim != gqa.head_dim {
         let share = gqa.rotary_dim as f64 / gqa.head_dim as f64;
@@ -345,14 +403,14 @@ fn real(number: f64) -> String {
 /// A model of flags. What they do not say of it is as in a preset of the same shape, which gives it its name.
 pub(super) fn read(said: &mut Said<'_>, vocabulary: Option<u64>) -> Option<Model> {
     refuse_unsaid(said);
-    let layers = need(said, "num_layers", LAYERS, "the number of decoder layers");
-    let hidden = need(
+    let layers = need_number(said, "num_layers", LAYERS, "the number of decoder layers");
+    let hidden = need_number(
         said,
         "hidden_size",
         WIDTH,
         "the width of the residual stream",
     );
-    let heads = need(
+    let heads = need_number(
         said,
         "num_attention_heads",
         HEADS,
@@ -375,30 +433,19 @@ pub(super) fn read(said: &mut Said<'_>, vocabulary: Option<u64>) -> Option<Model
     if !said.on("disable_bias_linear") {
         said.unable("a bias in every linear layer", "--disable-bias-linear");
     }
-    let mlp = |width| Mlp {
-        width,
-        gated,
-        bias: false,
-        activation,
-    };
     let default_width = if gated {
         hidden * 8 / 3 / 64 * 64
     } else {
         4 * hidden
     };
     let width = said.number("ffn_hidden_size", WIDTH);
-    let width = width.unwrap_or(default_width.max(1));
-    let moe = read_moe(said, width, &mlp).ok()?;
-    let sparse = read_pattern(said, layers, moe.is_some())?;
-    let layer = |sparse: bool| Layer {
-        mixer: Some(mixer.clone()),
-        ffn: Some(match (&moe, sparse) {
-            (Some(moe), true) => Ffn::Moe(moe.clone()),
-            _ => Ffn::Dense(mlp(width)),
-        }),
-        extra_params: 0,
+    let mlp = Mlp {
+        width: width.unwrap_or(default_width.max(1)),
+        gated,
+        bias: false,
+        activation,
     };
-    let all: Vec<Layer> = sparse.iter().map(|&sparse| layer(sparse)).collect();
+    let all = read_layers(said, layers, (&mixer, &mlp))?;
     let depths = said.number("mtp_num_layers", LAYERS).unwrap_or(0);
     let mtp = vec![all.last()?.clone(); depths as usize];
     let latent = matches!(mixer, Mixer::Mla(_));
@@ -442,14 +489,12 @@ pub(super) fn read(said: &mut Said<'_>, vocabulary: Option<u64>) -> Option<Model
 
 /// Flags that make of the model what no flag above says.
 fn refuse_unsaid(said: &mut Said<'_>) {
-    const OTHERS: [&str; 15] = [
+    const OTHERS: [&str; 13] = [
         "window_size",
         "softmax_type",
         "quick_geglu",
         "no_rope_freq",
         "qk_l2_norm",
-        "attention_output_gate",
-        "experimental_attention_variant",
         "hybrid_override_pattern",
         "is_hybrid_model",
         "heterogeneous_layers_config_path",
@@ -471,11 +516,16 @@ fn refuse_unsaid(said: &mut Said<'_>) {
     }
 }
 
-fn need(said: &mut Said<'_>, name: &'static str, most: u64, what: &str) -> Option<u64> {
+fn need(said: &mut Said<'_>, name: &'static str, what: &str) -> Option<()> {
     if !said.is_there(name) {
         said.missing(name, what);
         return None;
     }
+    Some(())
+}
+
+fn need_number(said: &mut Said<'_>, name: &'static str, most: u64, what: &str) -> Option<u64> {
+    need(said, name, what)?;
     said.number(name, most)
 }
 
@@ -505,7 +555,7 @@ fn read_gqa(said: &mut Said<'_>, hidden: u64, heads: u64) -> Option<Gqa> {
         } else {
             QkNorm::None
         },
-        output_gate: false,
+        output_gate: said.on("attention_output_gate"),
         rotary_dim,
         window: None,
         chunk: None,
@@ -600,7 +650,7 @@ fn read_scaling(said: &mut Said<'_>, latent: bool) -> Option<RopeScaling> {
 }
 
 /// The experts, where there are any; an error was said.
-fn read_moe(said: &mut Said<'_>, width: u64, mlp: &dyn Fn(u64) -> Mlp) -> Result<Option<Moe>, ()> {
+fn read_moe(said: &mut Said<'_>, mlp: &Mlp) -> Result<Option<Moe>, ()> {
     let Some(experts) = said.number("num_experts", EXPERTS) else {
         return Ok(None);
     };
@@ -610,7 +660,13 @@ fn read_moe(said: &mut Said<'_>, width: u64, mlp: &dyn Fn(u64) -> Mlp) -> Result
         said.wrong("moe_router_topk", &topk.to_string(), &expected);
         return Err(());
     }
-    let expert = said.number("moe_ffn_hidden_size", WIDTH).unwrap_or(width);
+    let expert = said
+        .number("moe_ffn_hidden_size", WIDTH)
+        .unwrap_or(mlp.width);
+    let mlp = |width| Mlp {
+        width,
+        ..mlp.clone()
+    };
     let shared = said.number("moe_shared_expert_intermediate_size", WIDTH);
     let gated_output = said.on("moe_shared_expert_gate");
     let sigmoid = said.one_of(
@@ -680,24 +736,87 @@ fn read_moe(said: &mut Said<'_>, width: u64, mlp: &dyn Fn(u64) -> Mlp) -> Result
     }))
 }
 
-/// Which layers have experts.
-fn read_pattern(said: &mut Said<'_>, layers: u64, experts: bool) -> Option<Vec<bool>> {
-    let whole = vec![experts; layers as usize];
-    let Some(word) = said.word("moe_layer_freq").filter(|_| experts) else {
-        return Some(whole);
+/// The layers: which have experts, and which gated DeltaNet in place of a mixer.
+fn read_layers(
+    said: &mut Said<'_>,
+    layers: u64,
+    (mixer, mlp): (&Mixer, &Mlp),
+) -> Option<Vec<Layer>> {
+    const VARIANT: &str = "experimental_attention_variant";
+    let moe = read_moe(said, mlp).ok()?;
+    let mut sparse = vec![moe.is_some(); layers as usize];
+    if moe.is_some() && said.is_there("moe_layer_freq") {
+        let of = "one layer of N with experts";
+        sparse = read_pattern(said, "moe_layer_freq", (layers, of), |at, every| {
+            at.is_multiple_of(every)
+        })?;
+    }
+    let mut linear = None;
+    if said.is_there(VARIANT) {
+        said.one_of(VARIANT, &[("gated_delta_net", ())])?;
+        need(
+            said,
+            "linear_attention_freq",
+            "which layers have linear attention",
+        )?;
+        let of = "all layers of N but the last with it";
+        let each = read_pattern(said, "linear_attention_freq", (layers, of), |at, every| {
+            !is_last_of(at, every)
+        })?;
+        linear = Some((Mixer::Linear(read_linear(said)?), each));
+    }
+    let layer = |(at, sparse): (usize, bool)| Layer {
+        mixer: Some(match &linear {
+            Some((linear, each)) if each[at] => linear.clone(),
+            _ => mixer.clone(),
+        }),
+        ffn: Some(match &moe {
+            Some(moe) if sparse => Ffn::Moe(moe.clone()),
+            _ => Ffn::Dense(mlp.clone()),
+        }),
+        extra_params: 0,
     };
+    Some(sparse.into_iter().enumerate().map(layer).collect())
+}
+
+/// A gated DeltaNet.
+fn read_linear(said: &mut Said<'_>) -> Option<LinearMixer> {
+    let mut size = |name, default| said.number(name, HEADS).unwrap_or(default);
+    let keys = size("linear_num_key_heads", 16);
+    let values = size("linear_num_value_heads", 32);
+    let widths = [
+        size("linear_key_head_dim", 128),
+        size("linear_value_head_dim", 128),
+    ];
+    let kernel = size("linear_conv_kernel_dim", 4);
+    if !values.is_multiple_of(keys) {
+        let expected = format!("a multiple of the {keys} key heads");
+        said.wrong("linear_num_value_heads", &values.to_string(), &expected);
+        return None;
+    }
+    Some(LinearMixer::gated_delta_net([values, keys], widths, kernel))
+}
+
+/// Which layers a flag names: by a list, or by a number, which is `of` layers.
+fn read_pattern(
+    said: &mut Said<'_>,
+    name: &'static str,
+    (layers, of): (u64, &str),
+    is_one: impl Fn(usize, usize) -> bool,
+) -> Option<Vec<bool>> {
+    let word = said.word(name)?;
     let found = match word.parse::<usize>() {
-        Ok(every @ 1..) => Some((0..layers as usize).map(|at| at % every == 0).collect()),
+        Ok(every @ 1..) => Some((0..layers as usize).map(|at| is_one(at, every)).collect()),
         Ok(0) => None,
         Err(_) => pattern::read(word),
     };
     let found = found.filter(|found: &Vec<bool>| found.len() as u64 == layers);
     if found.is_none() {
         let expected = format!(
-            "a number N, one layer of N with experts, or a list of {layers} such as ([0]*1+[1]*{})",
+            "a number N, {of}, or a list of {layers} such as ([0]*1+[1]*{})",
             layers - 1
         );
-        said.wrong("moe_layer_freq", word, &expected);
+        said.wrong(name, word, &expected);
     }
     found
 }

@@ -43,6 +43,7 @@ pub fn broken(settings: &Settings, target: &Target<'_>) -> Vec<Problem> {
     rules.versions();
     rules.recompute();
     rules.experts();
+    rules.linear_attention();
     rules.overlap();
     rules.precision();
     rules.muon();
@@ -265,6 +266,21 @@ impl<'a> Rules<'a> {
             self.there("moe_expert_rank_capacity_factor") && !(flex && hybrid),
             "--moe-expert-rank-capacity-factor is HybridEP's",
             "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+        );
+    }
+
+    /// `__post_init__` of `TransformerConfig` in 0.16.1.
+    fn linear_attention(&mut self) {
+        let version = self.target.version;
+        let is_there = self.there("experimental_attention_variant");
+        let context = self.number("context_parallel_size", 1);
+        self.rule(
+            is_there && context > 1 && version < Version::Main,
+            format!(
+                "gated DeltaNet of Megatron-Core {} knows no context parallelism, and --context-parallel-size is {context}",
+                version.name()
+            ),
+            "--context-parallel-size 1, or --megatron main",
         );
     }
 

@@ -921,7 +921,7 @@ fn what_megatron_cannot_say_is_refused_by_name() {
     assert!(divided.contains("no schedule zb-h1"), "{divided}");
     for (preset, expected) in [
         ("gpt-oss-20b", "sliding-window attention"),
-        ("Qwen3-Next-80B-A3B-Instruct", "gated DeltaNet"),
+        ("MiniMax-Text-01", "lightning attention"),
         ("DeepSeek-V4-Flash", "hyper-connections"),
         ("granite-3.1-1b-a400m-instruct", "constant multipliers"),
         ("Kimi-K2-Instruct", "YaRN"),
@@ -929,6 +929,95 @@ fn what_megatron_cannot_say_is_refused_by_name() {
         let model = presets::load(preset).expect("a preset");
         let found = refused(&|job| job.model = model.clone());
         assert!(found.contains(expected), "{preset}: {found}");
+    }
+}
+
+/// Linear attention between layers of softmax attention is written for its release and read back, by a number or by a list.
+#[test]
+fn golden_linear_attention_between_layers_of_softmax() {
+    let model = presets::load("Qwen3-Next-80B-A3B-Instruct").expect("a preset");
+    let cluster = cluster("dgx-h100");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 64,
+    };
+    let mut options = SearchOptions::new(batch, StackName::Megatron);
+    options.recompute = Some("full".parse().expect("a set"));
+    options.pins = "tp=1,cp=1,pp=2,vpp=1,ep=16,etp=1,mbs=1"
+        .parse()
+        .expect("degrees");
+    let plan = planned(&model, &cluster, 64, &options).expect("fits");
+    let job = Job::of_plan(&plan);
+    let write = |version| write(&job, &cluster, version, Rest::Placeholders);
+    let written = write(Version::V16).expect("written").settings;
+    for (name, value) in [
+        ("experimental_attention_variant", "gated_delta_net"),
+        ("linear_attention_freq", "4"),
+        ("linear_num_key_heads", "16"),
+        ("linear_num_value_heads", "32"),
+        ("linear_key_head_dim", "128"),
+        ("linear_value_head_dim", "128"),
+        ("linear_conv_kernel_dim", "4"),
+        ("rotary_percent", "0.25"),
+    ] {
+        assert_eq!(written.get(name), Some(&Value::word(value)), "{name}");
+    }
+    assert!(written.is_on("attention_output_gate") && written.is_on("apply_layernorm_1p"));
+    let before = write(Version::V15).expect_err("has none");
+    assert!(
+        before[0]
+            .to_string()
+            .contains("0.15 has no --attention-output-gate")
+    );
+
+    let mut listed = written.clone();
+    listed.set("linear_attention_freq", Value::word("([1]*3+[0])*12"));
+    for settings in [&written, &listed] {
+        let read = reading_of(settings, &cluster, 64).job.model;
+        assert!(same_model(&read, &model), "{read:?}");
+    }
+    let said = |name: &str, value: Value| {
+        let mut settings = written.clone();
+        settings.set(name, value);
+        let target = Target {
+            version: Version::V16,
+            cluster: &cluster,
+            gpus: 64,
+        };
+        let own = reading::read(&settings, &target, None).map(|reading| reading.broken);
+        let all = own.unwrap_or_else(|problems| problems);
+        let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+        all.join("\n")
+    };
+    for (name, value, expected) in [
+        (
+            "linear_attention_freq",
+            Value::Off,
+            "--linear-attention-freq",
+        ),
+        (
+            "linear_attention_freq",
+            Value::word("[1]*3"),
+            "a list of 48",
+        ),
+        (
+            "linear_num_value_heads",
+            Value::word("24"),
+            "a multiple of the 16 key heads",
+        ),
+        (
+            "experimental_attention_variant",
+            Value::word("dsa"),
+            "gated_delta_net",
+        ),
+        (
+            "context_parallel_size",
+            Value::word("2"),
+            "no context parallelism",
+        ),
+    ] {
+        let found = said(name, value);
+        assert!(found.contains(expected), "{name}: {found}");
     }
 }
 

@@ -5,7 +5,7 @@
 use super::common::{Defaults, MTP, block, expect_silu, full_layers, gqa, num_layers, rope, trunk};
 use super::keys::{HEADS, Keys, LAYERS, WIDTH};
 use super::qwen::{ffn, moe, shared, sparse_layers};
-use crate::model::{Gqa, LinearKind, LinearMixer, Mixer, Model, ModelError, NormKind, QkNorm};
+use crate::model::{Gqa, LinearMixer, Mixer, Model, ModelError, NormKind, QkNorm};
 
 const DEFAULTS: Defaults = Defaults {
     eps: 1e-6,
@@ -55,8 +55,6 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
     Ok(model)
 }
 
-/// Gated DeltaNet: one projection to queries, keys, values and the gate, another to two scalars a
-/// value head; a depthwise convolution over queries, keys and values.
 fn delta_net(keys: &Keys<'_>) -> Result<LinearMixer, ModelError> {
     let key_heads = keys.u64(&["linear_num_key_heads"], &HEADS)?;
     let heads = keys.u64(&["linear_num_value_heads"], &HEADS)?;
@@ -74,16 +72,9 @@ fn delta_net(keys: &Keys<'_>) -> Result<LinearMixer, ModelError> {
     ] {
         keys.expect_at_most((name, value), ("the widest projection read", *WIDTH.end()))?;
     }
-    Ok(LinearMixer {
-        kind: LinearKind::GatedDeltaNet,
-        heads,
-        key_heads,
-        conv_kernel: kernel,
-        key_dim,
-        value_dim,
-        in_proj: 2 * all_keys + 2 * all_values + 2 * heads,
-        out_proj: all_values,
-        // Convolution; A and the time-step bias of each head; the norm of a value head.
-        extra_params: kernel * (2 * all_keys + all_values) + 2 * heads + value_dim,
-    })
+    Ok(LinearMixer::gated_delta_net(
+        [heads, key_heads],
+        [key_dim, value_dim],
+        kernel,
+    ))
 }
