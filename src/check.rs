@@ -280,7 +280,12 @@ impl Case<'_> {
             ..said.clone()
         };
         let open = SearchOptions {
-            pins: PartialDegrees::default(),
+            // What no release can say is not proposed.
+            pins: PartialDegrees {
+                cp: (!settings::cuts_sequences(&self.reading.job.model, self.target.version))
+                    .then_some(1),
+                ..PartialDegrees::default()
+            },
             ..free.clone()
         };
         let mut found: Vec<Better> = Vec::new();

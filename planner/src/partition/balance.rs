@@ -6,19 +6,20 @@ use super::Line;
 use crate::layout::Places;
 
 impl Line {
-    /// The best of the local optima reached from cuts of least heaviest stage and, where layers differ and the first optimum may have
-    /// a better pace, from cuts one move away from it, as far as the budget of moves goes.
+    /// The best of the local optima reached from cuts of least heaviest stage and, where layers differ, from cuts one move away from
+    /// the first optimum, as far as the budget of moves goes: a small one where the pace is the least there is, and only how many
+    /// ranks and stages are as heavy is left to improve.
     pub(super) fn balance_ranks(&self, cuts: Vec<usize>, places: Places) -> Vec<usize> {
         let endless = vec![u64::MAX; places.pp() as usize];
         let mut search = Descent::new(self, places, &endless);
         let least_stage = self.balance(&cuts, places).max_stage;
         let (mut best, optimum) = search.descend(cuts);
         let mut best_cuts = optimum.clone();
-        let is_least = || best.pace == pace(self.least_heaviest_rank(places), least_stage);
-        if self.layers_are_equal() || is_least() {
+        if self.layers_are_equal() {
             return best_cuts;
         }
-        search.moves_left = MOVES;
+        let least = pace(self.least_heaviest_rank(places), least_stage);
+        search.moves_left = if best.pace == least { FEW } else { MOVES };
         for (source, target) in (0..self.stages).flat_map(|s| (0..self.stages).map(move |t| (s, t)))
         {
             if source != target && self.can_give(&optimum, source) && search.moves_left > 0 {
@@ -46,7 +47,7 @@ impl Line {
 
     /// What the heaviest rank weighs at least: layers are whole, so that in a given time ranks together do so many at most, were
     /// all as light as the lightest of some.
-    fn least_heaviest_rank(&self, places: Places) -> u64 {
+    pub(super) fn least_heaviest_rank(&self, places: Places) -> u64 {
         let mut ends = vec![0; places.pp() as usize];
         ends[0] = self.first;
         let last = &mut ends[places.rank_of(places.stages() - 1) as usize];
@@ -129,6 +130,8 @@ impl Heaviest {
 
 /// Moves that variations of a first optimum may try: about a millisecond's worth.
 const MOVES: usize = 1 << 12;
+/// The same where the pace cannot get better.
+const FEW: usize = 1 << 10;
 
 /// A descent over single moves.
 struct Descent<'a> {

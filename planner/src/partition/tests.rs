@@ -54,6 +54,41 @@ fn check_is_a_cut(stages: &[Vec<u32>], layers: usize) {
     assert_eq!(flat, (0..layers as u32).collect::<Vec<_>>());
 }
 
+/// No cut has a lighter heaviest rank than is told, and some have no heavier one.
+#[test]
+fn oracle_no_cut_has_a_lighter_heaviest_rank() {
+    let mut random = SplitMix64::new(5);
+    let mut met = 0;
+    for case in 0..300 {
+        let places = [
+            around(2, 2),
+            around(2, 3),
+            around(3, 2),
+            Places::new(2, 2, true),
+        ][case % 4];
+        let layers: Vec<u64> = (0..u64::from(places.stages()) + random.below(5))
+            .map(|layer| if layer < 2 { random.below(9) } else { 7 })
+            .collect();
+        let weights = Weights {
+            layers: &layers,
+            first: random.below(5),
+            last: random.below(15),
+            first_may_be_bare: case % 3 == 0,
+            last_may_be_bare: case % 2 == 0,
+        };
+        let line = Line::new(&weights, places.stages() as usize).expect("enough layers");
+        let ranks: Vec<usize> = (0..places.stages())
+            .map(|stage| places.rank_of(stage) as usize)
+            .collect();
+        let all = all_cuts(&weights, &ranks);
+        let least = all.iter().map(|(rank, _)| *rank).min().expect("a cut");
+        let told = line.least_heaviest_rank(places);
+        assert!(told <= least, "{weights:?} {places:?}: {told} {least}");
+        met += u32::from(told == least);
+    }
+    assert!(met > 100, "{met}");
+}
+
 #[test]
 fn oracle_heaviest_stage_is_least() {
     let mut random = SplitMix64::new(1);

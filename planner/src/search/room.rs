@@ -13,7 +13,7 @@ use moefold_profiles::units::Bytes;
 
 use super::by_set::OfSet;
 use super::candidate::{Case, overhead, own};
-use super::instants::Instant;
+use super::moments::Moment;
 use super::recompute::Sets;
 use super::savers::{AsLightest, KindOfLayer, Savers};
 use super::shape::Kind;
@@ -25,7 +25,7 @@ use crate::shard::Shard;
 pub(crate) struct Room<'a> {
     case: Case<'a>,
     /// By pipeline rank.
-    instants: &'a [Vec<Instant>],
+    moments: &'a [Vec<Moment>],
     /// What tensors may take of a device.
     free: f64,
     /// What a message between stages takes.
@@ -62,11 +62,7 @@ pub(crate) enum Of<'s> {
 impl<'a> Room<'a> {
     /// That of a case where a rank may fill so much of its device; more of it is counted where a schedule divides backward passes
     /// and the shape knows their memory. Nothing where weights rest divided: their buffers are most of it.
-    pub(crate) fn new(
-        case: Case<'a>,
-        instants: &'a [Vec<Instant>],
-        capacity: Bytes,
-    ) -> Option<Self> {
+    pub(crate) fn new(case: Case<'a>, moments: &'a [Vec<Moment>], capacity: Bytes) -> Option<Self> {
         let (question, layout, shape) = (case.question, case.layout, case.shape);
         if question.shards_weights() {
             return None;
@@ -117,7 +113,7 @@ impl<'a> Room<'a> {
         let free = all / (1.0 + question.stack.fragmentation()) * (1.0 + 1e-9) + 4096.0;
         Some(Self {
             case,
-            instants,
+            moments,
             free,
             message: step.message.total() as f64,
             kinds,
@@ -147,7 +143,7 @@ impl<'a> Room<'a> {
             for &kind in kind_of {
                 before.push(before[before.len() - 1] + u64::from(is_one(kind)));
             }
-            let ranks = (0..self.instants.len()).map(|rank| heaviest.most_on(rank));
+            let ranks = (0..self.moments.len()).map(|rank| heaviest.most_on(rank));
             let by_rank = ranks.collect();
             most.groups.push(MostOf { before, by_rank });
             if most.groups.len() == kinds.len() && !sets.is_empty() {
@@ -251,7 +247,7 @@ impl Heaviest<'_, '_> {
     /// How many of them all ranks together have no room for.
     fn without_place(&self) -> u64 {
         let mut left = u64::from(self.least.layers);
-        for rank in 0..self.room.instants.len() {
+        for rank in 0..self.room.moments.len() {
             if left == 0 {
                 break;
             }
@@ -264,7 +260,7 @@ impl Heaviest<'_, '_> {
     fn most_on(&self, rank: usize) -> u64 {
         let Self { room, least, .. } = *self;
         let first = f64::from(self.first) * f64::from(room.case.layout.vpp());
-        let most = room.instants[rank].iter().map(|at| {
+        let most = room.moments[rank].iter().map(|at| {
             let each = |saved: f64| least.state + saved * at.live + least.kept * at.kept;
             let free = room.free - self.beside(rank, at);
             let places = free / each(least.saved);
@@ -280,7 +276,7 @@ impl Heaviest<'_, '_> {
     }
 
     /// What a pipeline rank holds at an instant beside the state of its layers and what they have saved.
-    fn beside(&self, rank: usize, at: &Instant) -> f64 {
+    fn beside(&self, rank: usize, at: &Moment) -> f64 {
         let Self {
             room,
             least,
@@ -326,7 +322,7 @@ impl Heaviest<'_, '_> {
     fn savers(&self, sets: &[usize]) -> Savers {
         let room = self.room;
         let free = |rank: usize| {
-            let each = room.instants[rank].iter();
+            let each = room.moments[rank].iter();
             each.map(|at| [room.free - self.beside(rank, at), at.live])
                 .collect()
         };
@@ -343,7 +339,7 @@ impl Heaviest<'_, '_> {
                 ways: ways.collect(),
             };
         }
-        let free = (0..room.instants.len()).map(free).collect();
+        let free = (0..room.moments.len()).map(free).collect();
         Savers::new(free, kinds, &room.case.question.kind_of)
     }
 }
@@ -445,8 +441,8 @@ mod tests {
     use crate::schedule::Schedule;
     use crate::search::Asked;
     use crate::search::candidate::StageSplit;
-    use crate::search::instants::instants;
     use crate::search::judged::candidates;
+    use crate::search::moments::moments;
     use crate::search::questions::question;
     use crate::search::shape::Shape;
     use crate::search::tests::cuts;
@@ -486,7 +482,7 @@ mod tests {
             for schedule in question.schedules(layout.pp(), layout.vpp()) {
                 let actions = Schedule::of(layout, schedule);
                 let occupancies = &crate::memory::occupancies(&actions);
-                let instants = &instants(occupancies, layout.places());
+                let moments = &moments(occupancies, layout.places());
                 let shape = &*shapes[0].held_under(question, layout, schedule);
                 let case = Case {
                     question,
@@ -505,7 +501,7 @@ mod tests {
                         .min()
                         .expect("a cut");
                     let holds = |capacity| {
-                        let room = Room::new(case, instants, capacity).expect("whole weights");
+                        let room = Room::new(case, moments, capacity).expect("whole weights");
                         assert!(room.may_hold(Of::Any) || !room.may_hold(Of::Choice(sets)));
                         room.may_hold(Of::Choice(sets))
                     };

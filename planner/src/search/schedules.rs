@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rayon::prelude::*;
 
-use super::instants::{Instant, instants};
+use super::moments::{Moment, moments};
 use super::shape::{Question, by_key};
 use super::watch::{Looks, Phase, Watch};
 use crate::choice::ScheduleName;
@@ -17,16 +17,18 @@ use crate::simulate::Simulator;
 /// A schedule by its name, pipeline degree, virtual stages and microbatches.
 type Key = (ScheduleName, [u32; 3]);
 
+/// By pipeline rank, the instants at which it may hold most, and what is left of them where only numbers of layers are asked
+/// about.
+type Held = (Vec<Vec<Occupancy>>, Vec<Vec<Moment>>);
+
 /// Passes of the simulators that are kept: about 60 MB, or half as much again where backward passes are divided.
 const KEPT: u64 = 1 << 20;
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Schedules {
-    /// Worst occupancies, with microbatches as far as they matter.
-    occupancies: BTreeMap<Key, Vec<Vec<Occupancy>>>,
-    /// The same where only numbers of layers are asked about.
-    instants: BTreeMap<Key, Vec<Vec<Instant>>>,
+    /// With microbatches as far as they matter.
+    held: BTreeMap<Key, Held>,
     simulators: Mutex<Simulators>,
 }
 
@@ -76,27 +78,25 @@ impl Schedules {
             looks.one(|| {
                 let schedule = Schedule::new(name, size[0], size[1], size[2]);
                 let occupancies = memory::occupancies(&schedule);
-                let instants = instants(&occupancies, schedule.places());
-                (((name, size), occupancies), ((name, size), instants))
+                let moments = moments(&occupancies, schedule.places());
+                ((name, size), (occupancies, moments))
             })
         });
         let all: Option<Vec<_>> = each.collect();
-        let (occupancies, instants) = all?.into_iter().unzip();
         Some(Self {
-            occupancies,
-            instants,
+            held: all?.into_iter().collect(),
             simulators: Mutex::default(),
         })
     }
 
     /// By pipeline rank, the instants at which it may hold most.
     pub(crate) fn occupancies(&self, layout: &Layout, name: ScheduleName) -> &[Vec<Occupancy>] {
-        &self.occupancies[&(name, occupancy_size(layout))]
+        &self.held[&(name, occupancy_size(layout))].0
     }
 
     /// The same where only numbers of layers are asked about.
-    pub(crate) fn instants(&self, layout: &Layout, name: ScheduleName) -> &[Vec<Instant>] {
-        &self.instants[&(name, occupancy_size(layout))]
+    pub(crate) fn moments(&self, layout: &Layout, name: ScheduleName) -> &[Vec<Moment>] {
+        &self.held[&(name, occupancy_size(layout))].1
     }
 
     /// A layout's schedule, whose dependencies are those that another of its size has, where they are kept.

@@ -295,7 +295,7 @@ impl<'a> Trial<'_, 'a> {
             let (shape, split) = (shape(child.shape), &splits[child.shape][child.split]);
             let case = unit.case(question, shape, schedule.name);
             let by_layer = child.choice == question.choices.len();
-            // Whether so many layers at the beginning of stages may, of which the least of all is told below.
+            // First layers of stages compute again; what all of these take at least is kept below.
             let firsts = by_layer && may_move && question.by_layer == Some(ByLayer::Block);
             let sets = if by_layer {
                 split.by_layer(case, schedule.occupancies)

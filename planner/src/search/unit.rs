@@ -56,8 +56,8 @@ impl<'a> Unit<'a> {
 
     /// How many layers its ranks have room for; none where weights rest divided.
     pub(crate) fn room<'c>(&'c self, case: Case<'c>, capacity: Bytes) -> Option<Room<'c>> {
-        let instants = self.schedules.instants(self.layout, case.schedule);
-        Room::new(case, instants, capacity)
+        let moments = self.schedules.moments(self.layout, case.schedule);
+        Room::new(case, moments, capacity)
     }
 
     /// See [`StageSplit::mixed_bound_s`].

@@ -124,8 +124,12 @@ fn uniform<'a>(model: &'a Model, out: &mut Writer) -> Option<(&'a Mixer, Option<
         _ => None,
     };
     let linear = mixers().find_map(delta_net);
-    let first = mixers().find(|mixer| delta_net(*mixer).is_none());
-    let first = first.flatten();
+    let mut others = mixers().filter(|mixer| delta_net(*mixer).is_none());
+    let Some(first) = others.next() else {
+        let what = format!("no layer of {} has softmax attention", model.name);
+        out.refuse(what, "a model of which one has");
+        return None;
+    };
     let is_one = |mixer| mixer == first || (linear.is_some() && delta_net(mixer) == linear);
     if first.is_none() || !mixers().all(is_one) {
         let what = format!(
@@ -160,6 +164,14 @@ fn uniform<'a>(model: &'a Model, out: &mut Writer) -> Option<(&'a Mixer, Option<
         out.refuse(
             what,
             "depths as the last layer, which Megatron-Core makes them",
+        );
+        return None;
+    }
+    if !model.mtp.is_empty() && last.is_some_and(|last| delta_net(last.mixer.as_ref()).is_some()) {
+        let what = format!("an MTP depth of {} has linear attention", model.name);
+        out.refuse(
+            what,
+            "a last layer of softmax attention, whose releases agree",
         );
         return None;
     }
@@ -447,6 +459,13 @@ pub(super) fn read(said: &mut Said<'_>, vocabulary: Option<u64>) -> Option<Model
     };
     let all = read_layers(said, layers, (&mixer, &mlp))?;
     let depths = said.number("mtp_num_layers", LAYERS).unwrap_or(0);
+    let last = all.last().and_then(|last| last.mixer.as_ref());
+    if depths > 0 && matches!(last, Some(Mixer::Linear(_))) {
+        said.unable(
+            "--mtp-num-layers behind a layer of linear attention, which releases build otherwise,",
+            "a --linear-attention-freq that ends with softmax attention",
+        );
+    }
     let mtp = vec![all.last()?.clone(); depths as usize];
     let latent = matches!(mixer, Mixer::Mla(_));
     let mut model = Model {
@@ -746,7 +765,7 @@ fn read_layers(
     let moe = read_moe(said, mlp).ok()?;
     let mut sparse = vec![moe.is_some(); layers as usize];
     if moe.is_some() && said.is_there("moe_layer_freq") {
-        let of = "one layer of N with experts";
+        let of = ("one layer of N has experts", "([0]*3+[1]*58)");
         sparse = read_pattern(said, "moe_layer_freq", (layers, of), |at, every| {
             at.is_multiple_of(every)
         })?;
@@ -759,10 +778,17 @@ fn read_layers(
             "linear_attention_freq",
             "which layers have linear attention",
         )?;
-        let of = "all layers of N but the last with it";
+        let of = ("one layer of N has softmax attention", "([1]*3+[0])*12");
         let each = read_pattern(said, "linear_attention_freq", (layers, of), |at, every| {
             !is_last_of(at, every)
         })?;
+        if !each.contains(&false) {
+            said.unable(
+                "a model without softmax attention",
+                "a --linear-attention-freq that leaves it some layers",
+            );
+            return None;
+        }
         linear = Some((Mixer::Linear(read_linear(said)?), each));
     }
     let layer = |(at, sparse): (usize, bool)| Layer {
@@ -797,14 +823,19 @@ fn read_linear(said: &mut Said<'_>) -> Option<LinearMixer> {
     Some(LinearMixer::gated_delta_net([values, keys], widths, kernel))
 }
 
-/// Which layers a flag names: by a list, or by a number, which is `of` layers.
+/// Which layers a flag names: by a list, on a command line or of YAML, or by a number. What that says, and a list as an example,
+/// are for errors.
 fn read_pattern(
     said: &mut Said<'_>,
     name: &'static str,
-    (layers, of): (u64, &str),
+    (layers, (of, example)): (u64, (&str, &str)),
     is_one: impl Fn(usize, usize) -> bool,
 ) -> Option<Vec<bool>> {
-    let word = said.word(name)?;
+    let words = said.words(name)?;
+    let word = &match words {
+        [word] => word.clone(),
+        several => format!("[{}]", several.join(",")),
+    };
     let found = match word.parse::<usize>() {
         Ok(every @ 1..) => Some((0..layers as usize).map(|at| is_one(at, every)).collect()),
         Ok(0) => None,
@@ -813,8 +844,8 @@ fn read_pattern(
     let found = found.filter(|found: &Vec<bool>| found.len() as u64 == layers);
     if found.is_none() {
         let expected = format!(
-            "a number N, {of}, or a list of {layers} such as ([0]*1+[1]*{})",
-            layers - 1
+            "a number N: {of}, or a list of {layers} layers, as {example} is one of {}",
+            pattern::read(example).map_or(0, |list| list.len())
         );
         said.wrong(name, word, &expected);
     }

@@ -10,6 +10,7 @@ use super::said::Problem;
 use super::table::{self, FLAGS};
 use super::text::{Settings, Value, flag};
 use super::version::Version;
+use crate::model::{Layer, LinearKind, LinearMixer, Mixer, Model};
 
 /// Where settings are to run.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +53,15 @@ pub fn broken(settings: &Settings, target: &Target<'_>) -> Vec<Problem> {
     rules.environment();
     rules.training();
     rules.broken
+}
+
+/// Whether a release cuts the sequences of a model over context-parallel ranks: not those of gated DeltaNet before main.
+pub fn cuts_sequences(model: &Model, version: Version) -> bool {
+    let is_linear = |layer: &Layer| match &layer.mixer {
+        Some(Mixer::Linear(linear)) => linear.kind == LinearKind::GatedDeltaNet,
+        _ => false,
+    };
+    version >= Version::Main || !model.layers.iter().any(is_linear)
 }
 
 struct Rules<'a> {
@@ -269,18 +279,43 @@ impl<'a> Rules<'a> {
         );
     }
 
-    /// `__post_init__` of `TransformerConfig` in 0.16.1.
+    /// `__post_init__` of `TransformerConfig` and of `MLATransformerConfig`, and `GatedDeltaNet`, in 0.16.1.
     fn linear_attention(&mut self) {
-        let version = self.target.version;
-        let is_there = self.there("experimental_attention_variant");
+        self.rule(
+            self.on("attention_output_gate") && self.on("multi_latent_attention"),
+            "--attention-output-gate does not go with --multi-latent-attention",
+            "one of them",
+        );
+        if !self.there("experimental_attention_variant") {
+            return;
+        }
         let context = self.number("context_parallel_size", 1);
         self.rule(
-            is_there && context > 1 && version < Version::Main,
-            format!(
-                "gated DeltaNet of Megatron-Core {} knows no context parallelism, and --context-parallel-size is {context}",
-                version.name()
-            ),
+            context > 1 && self.target.version == Version::V16,
+            format!("gated DeltaNet of Megatron-Core 0.16 knows no context parallelism, and --context-parallel-size is {context}"),
             "--context-parallel-size 1, or --megatron main",
+        );
+        self.rule(
+            self.on("squared_relu"),
+            "the convolution of gated DeltaNet runs under SiLU alone",
+            "--swiglu",
+        );
+        let keys = self.number("linear_num_key_heads", 16);
+        let values = self.number("linear_num_value_heads", 32);
+        let widths = [
+            self.number("linear_key_head_dim", 128),
+            self.number("linear_value_head_dim", 128),
+        ];
+        let rows = LinearMixer::gated_delta_net([values, keys], widths, 0).in_proj;
+        // `get_fp8_align_size`.
+        let by = match self.word("fp8_recipe") {
+            Some("mxfp8") => 32,
+            _ => 16,
+        };
+        self.rule(
+            self.there("fp8_format") && !rows.is_multiple_of(by),
+            format!("gated DeltaNet projects to {rows} rows, which FP8 wants divisible by {by}"),
+            format!("--linear-num-value-heads divisible by {by}, or bf16"),
         );
     }
 

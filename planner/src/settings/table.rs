@@ -854,6 +854,12 @@ pub const FLAGS: &[Flag] = &[
         Unpriced("norms queries and keys without a weight"),
     ),
     flag(
+        "linear_cp_mode",
+        "",
+        Main,
+        Unpriced("says how linear attention is cut over context-parallel ranks"),
+    ),
+    flag(
         "hybrid_override_pattern",
         "",
         V14,
@@ -885,6 +891,7 @@ pub const FLAGS: &[Flag] = &[
     ),
     // What says nothing of speed or memory.
     flag("lr", "", V14, Kept),
+    switch("apply_wd_to_qk_layernorm", V16, Kept),
     flag("min_lr", "0.0", V14, Kept),
     flag("lr_decay_style", "linear", V14, Kept),
     flag("lr_decay_iters", "", V14, Kept),

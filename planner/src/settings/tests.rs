@@ -970,9 +970,17 @@ fn golden_linear_attention_between_layers_of_softmax() {
             .contains("0.15 has no --attention-output-gate")
     );
 
-    let mut listed = written.clone();
-    listed.set("linear_attention_freq", Value::word("([1]*3+[0])*12"));
-    for settings in [&written, &listed] {
+    let listed = |value| {
+        let mut settings = written.clone();
+        settings.set("linear_attention_freq", value);
+        settings
+    };
+    let of_yaml = ["1", "1", "1", "0"].repeat(12).into_iter();
+    for settings in [
+        &written,
+        &listed(Value::word("([1]*3+[0])*12")),
+        &listed(Value::Words(of_yaml.map(str::to_owned).collect())),
+    ] {
         let read = reading_of(settings, &cluster, 64).job.model;
         assert!(same_model(&read, &model), "{read:?}");
     }
@@ -989,31 +997,40 @@ fn golden_linear_attention_between_layers_of_softmax() {
         let all: Vec<String> = all.iter().map(ToString::to_string).collect();
         all.join("\n")
     };
+    let words = Value::word;
     for (name, value, expected) in [
         (
             "linear_attention_freq",
             Value::Off,
             "--linear-attention-freq",
         ),
+        ("linear_attention_freq", words("[1]*3"), "a list of 48"),
         (
             "linear_attention_freq",
-            Value::word("[1]*3"),
-            "a list of 48",
+            words("[1]*48"),
+            "without softmax attention",
         ),
+        ("linear_attention_freq", words("5"), "--mtp-num-layers"),
         (
             "linear_num_value_heads",
-            Value::word("24"),
+            words("24"),
             "a multiple of the 16 key heads",
         ),
         (
             "experimental_attention_variant",
-            Value::word("dsa"),
+            words("dsa"),
             "gated_delta_net",
         ),
         (
             "context_parallel_size",
-            Value::word("2"),
+            words("2"),
             "no context parallelism",
+        ),
+        ("squared_relu", Value::On, "under SiLU alone"),
+        (
+            "multi_latent_attention",
+            Value::On,
+            "--attention-output-gate does not go",
         ),
     ] {
         let found = said(name, value);

@@ -54,7 +54,7 @@ impl Off {
         let whole = case(shapes.all(question, 0));
         let held = case(shapes.held_under(question, schedule, (true, 0)));
         let occupancies = schedules.occupancies(layout, schedule);
-        let instants = schedules.instants(layout, schedule);
+        let moments = schedules.moments(layout, schedule);
         let simulated = schedules.simulated(layout, schedule);
         let all = cuts(LAYERS, layout.stages(), [1, 0]).into_iter();
         let all: Vec<StageSplit> = all.map(|cut| StageSplit::new(held, cut)).collect();
@@ -72,7 +72,7 @@ impl Off {
         let question = &questions::question(&Asked { options, ..*asked }, rules).expect("legal");
         let capacity = question.capacity();
         let [whole, held] = [whole, held].map(|case| Case { question, ..case });
-        let room = Room::new(whole, instants, capacity).expect("whole weights");
+        let room = Room::new(whole, moments, capacity).expect("whole weights");
         let step_s = |split: &StageSplit, sets: &Sets| {
             let times = split.times(held, sets);
             simulated.simulator().run(&times).total.seconds().0

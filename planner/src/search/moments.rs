@@ -1,4 +1,4 @@
-//! [`Instant`]: an instant of a schedule, where only numbers of layers are asked about.
+//! [`Moment`]: an instant of a schedule, where only numbers of layers are asked about.
 
 use crate::layout::Places;
 use crate::memory::Occupancy;
@@ -6,10 +6,10 @@ use crate::runtime::Running;
 
 /// What an instant of a pipeline rank has, whatever layers its stages have.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Instant {
-    /// The fewest microbatches that a chunk has between its passes.
+pub(crate) struct Moment {
+    /// Microbatches between their passes in each chunk at least.
     pub(crate) live: f64,
-    /// The fewest that a chunk has whose gradients of weights are left.
+    /// Those whose gradients of weights are left in each chunk at least.
     pub(crate) kept: f64,
     /// Microbatches between their passes in the first stage and in the last, where these are the rank's.
     pub(crate) ends: [f64; 2],
@@ -19,17 +19,17 @@ pub(crate) struct Instant {
     pub(crate) goes_back: bool,
 }
 
-/// By pipeline rank, the instants that take most of its memory: of those that differ by which chunks have what, few are left.
-pub(crate) fn instants(occupancies: &[Vec<Occupancy>], places: Places) -> Vec<Vec<Instant>> {
+/// By pipeline rank, the moments that take most of its memory: of those that differ by which chunks have what, few are left.
+pub(crate) fn moments(occupancies: &[Vec<Occupancy>], places: Places) -> Vec<Vec<Moment>> {
     let holder = places.rank_of(places.stages() - 1) as usize;
     let each = occupancies.iter().enumerate();
     each.map(|(rank, of_rank)| {
-        let mut most: Vec<Instant> = Vec::new();
+        let mut most: Vec<Moment> = Vec::new();
         for at in of_rank {
-            let instant = Instant::of(at, [rank == 0, rank == holder]);
-            if !most.iter().any(|known| known.covers(&instant)) {
-                most.retain(|known| !instant.covers(known));
-                most.push(instant);
+            let own = Moment::of(at, [rank == 0, rank == holder]);
+            if !most.iter().any(|known| known.covers(&own)) {
+                most.retain(|known| !own.covers(known));
+                most.push(own);
             }
         }
         most
@@ -37,7 +37,7 @@ pub(crate) fn instants(occupancies: &[Vec<Occupancy>], places: Places) -> Vec<Ve
     .collect()
 }
 
-impl Instant {
+impl Moment {
     /// That of a rank that has the first stage, the last or neither.
     fn of(at: &Occupancy, [has_first, has_last]: [bool; 2]) -> Self {
         let fewest = |of: &[u32]| of.iter().copied().min().map_or(0.0, f64::from);
