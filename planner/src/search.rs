@@ -56,7 +56,7 @@ use moefold_profiles::Precision;
 use moefold_profiles::pricing::Costs;
 use rayon::prelude::*;
 
-use crate::answer::{InsideDomain, SearchRecord, Shortage, Why};
+use crate::answer::{Candidate, InsideDomain, SearchRecord, Shortage, Why};
 use crate::choice::Objective;
 use crate::layout::{Layout, Order, PartialDegrees};
 use crate::mesh::{GroupKind, placement};
@@ -122,7 +122,8 @@ pub fn plan(
 pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
     plan_kept(asked, num_kept(asked.options), (f64::INFINITY, &[]))
         .map(|found| {
-            let (mut plans, search) = around(asked, found, (&plan_priced, &splits_below));
+            let (mut plans, mut search) = around(asked, found, (&plan_priced, &splits_below));
+            say_moved(&plans, asked.options, &mut search);
             plans.truncate(asked.options.top);
             answered(asked, (plans, search))
         })
@@ -135,6 +136,22 @@ pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
             }
             error
         })
+}
+
+/// What moves of layers came to is said wherever else the same plans are: inside a domain, and on a front.
+fn say_moved(plans: &[Priced], options: &SearchOptions, search: &mut SearchRecord) {
+    for own in plans.iter().map(|priced| Candidate::from(&priced.plan)) {
+        let inside = search.inside_domain.as_mut();
+        if let Some(best) = inside.and_then(|inside| inside.best.as_mut())
+            && (best.layout, best.rank_order) == (own.layout, own.rank_order)
+            && own.step_s < best.step_s
+        {
+            best.clone_from(&own);
+        }
+        if options.front > 0 && !search.feasible.contains(&own) {
+            search.feasible.push(own);
+        }
+    }
 }
 
 /// The same without what is tried around the best, and without the search for the least memory where nothing fits, which may

@@ -52,11 +52,23 @@ impl Place<'_> {
 
     /// Refuses GPUs without a multiprocessor, which kernels are spread over.
     pub(super) fn check_cluster(&self, cluster: &Cluster) -> Result<(), PlanFileError> {
-        if cluster.gpu.num_sms > 0 {
+        for (key, count) in [
+            ("gpu.num_sms", cluster.gpu.num_sms),
+            ("gpus_per_node", cluster.gpus_per_node),
+            ("gpus_per_domain", cluster.gpus_per_domain),
+            ("gpus_per_host_link", cluster.gpus_per_host_link),
+        ] {
+            if count == 0 {
+                let key = format!("cluster.{key}");
+                return Err(self.value(&key, "0".to_owned(), "at least 1".to_owned()));
+            }
+        }
+        let memory = cluster.gpu.memory_gib;
+        if memory > 0.0 {
             return Ok(());
         }
-        let expected = "at least 1".to_owned();
-        Err(self.value("cluster.gpu.num_sms", "0".to_owned(), expected))
+        let expected = "more than 0".to_owned();
+        Err(self.value("cluster.gpu.memory_gib", memory.to_string(), expected))
     }
 
     /// A number that no plan has.

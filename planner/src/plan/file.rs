@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn hand_edits_that_break_a_rule_are_refused_by_name() {
         type Edit = fn(&mut Value);
-        let cases: [(&str, Edit); 24] = [
+        let cases: [(&str, Edit); 23] = [
             ("version 7", |plan| plan["version"] = 7.into()),
             ("unknown key `recompte`; nearest: `recompute`", |plan| {
                 plan["recompte"] = "none".into();
@@ -319,9 +319,6 @@ mod tests {
             ),
             ("`zero` fsdp gathers layers in every microbatch", |plan| {
                 plan["zero"] = "fsdp".into();
-            }),
-            ("cluster.gpu.num_sms is 0", |plan| {
-                plan["cluster"]["gpu"]["num_sms"] = 0.into();
             }),
             ("unknown field `foo`", |plan| {
                 plan["layout"]["foo"] = 1.into();
@@ -396,6 +393,26 @@ mod tests {
         for (expected, edit) in cases {
             let message = edited(edit);
             assert!(message.contains(expected), "{expected}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_has_gpus_and_these_have_memory() {
+        for (key, value) in [
+            ("/gpu/num_sms", 0),
+            ("/gpu/memory_gib", -5),
+            ("/gpus_per_node", 0),
+            ("/gpus_per_domain", 0),
+            ("/gpus_per_host_link", 0),
+        ] {
+            let message = edited(|plan| {
+                // A link of its own is left unsaid.
+                plan["cluster"]["gpus_per_host_link"] = 1.into();
+                let found = plan["cluster"].pointer_mut(key);
+                *found.expect("a key of a cluster") = value.into();
+            });
+            let expected = format!("cluster{} is {value}", key.replace('/', "."));
+            assert!(message.contains(&expected), "{message}");
         }
     }
 

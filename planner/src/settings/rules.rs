@@ -51,8 +51,20 @@ pub fn broken(settings: &Settings, target: &Target<'_>) -> Vec<Problem> {
     rules.torch_fsdp2();
     rules.graphs();
     rules.environment();
+    rules.hybrid_ep();
+    rules.choices();
     rules.training();
     rules.broken
+}
+
+/// Ranks of a group that share an NVLink domain of so many GPUs: as many in each domain.
+pub(super) fn ranks_near(group: u32, domain: u32) -> u32 {
+    let most = group.min(domain);
+    if group.is_multiple_of(most) {
+        return most;
+    }
+    let divides = |near: &u32| group.is_multiple_of(*near) && domain.is_multiple_of(*near);
+    (1..=most).rev().find(divides).unwrap_or(1)
 }
 
 /// Whether a release cuts the sequences of a model over context-parallel ranks: not those of gated DeltaNet before main.
@@ -193,6 +205,17 @@ impl<'a> Rules<'a> {
         self.rule(
             self.on("distribute_saved_activations") && self.on("sequence_parallel"),
             "--distribute-saved-activations does not go with --sequence-parallel",
+            "one of them",
+        );
+        self.rule(
+            self.on("distribute_saved_activations")
+                && self.number("tensor_model_parallel_size", 1) == 1,
+            "--distribute-saved-activations needs tensor parallelism to distribute over",
+            "settings without it",
+        );
+        self.rule(
+            self.on("recompute_activations") && granularity == Some("full"),
+            "--recompute-activations is --recompute-granularity selective, and full is said",
             "one of them",
         );
         let layers = self.number("cpu_offloading_num_layers", 0);
@@ -681,6 +704,66 @@ impl<'a> Rules<'a> {
             "--overlap-moe-expert-parallel-comm hides nothing under CUDA_DEVICE_MAX_CONNECTIONS=1",
             "CUDA_DEVICE_MAX_CONNECTIONS=32",
         );
+    }
+
+    /// `_hybrid_ep_num_nodes` of `megatron/core/transformer/moe/fused_a2a.py` on main.
+    fn hybrid_ep(&mut self) {
+        const NAME: &str = "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN";
+        let hybrid = self.word("moe_flex_dispatcher_backend") == Some("hybridep");
+        let Some(found) = self.settings.variable(NAME).filter(|_| hybrid) else {
+            return;
+        };
+        let tp = self.number("tensor_model_parallel_size", 1);
+        let group = self.number("expert_model_parallel_size", 1)
+            * self.number("expert_tensor_parallel_size", tp);
+        let near = found.parse().ok().filter(|near: &u64| *near > 0);
+        let own = u32::try_from(group).unwrap_or(u32::MAX);
+        self.rule(
+            near.is_none_or(|near| !group.is_multiple_of(near)),
+            format!(
+                "{NAME} is {found}, which does not divide the {group} ranks that exchange tokens"
+            ),
+            format!(
+                "{NAME}={}",
+                ranks_near(own, self.target.cluster.gpus_per_domain)
+            ),
+        );
+    }
+
+    /// Choices of the parser of Megatron-LM that no price hangs on.
+    fn choices(&mut self) {
+        const CHOICES: [(&str, &[&str]); 4] = [
+            ("moe_router_dtype", &["fp32", "fp64"]),
+            (
+                "moe_router_load_balancing_type",
+                &[
+                    "aux_loss",
+                    "seq_aux_loss",
+                    "global_aux_loss",
+                    "sinkhorn",
+                    "none",
+                ],
+            ),
+            ("cross_entropy_fusion_impl", &["native", "te"]),
+            (
+                "attention_backend",
+                &["flash", "fused", "unfused", "local", "auto"],
+            ),
+        ];
+        for (name, all) in CHOICES {
+            let other = self
+                .words(name)
+                .iter()
+                .find(|word| !all.contains(&word.as_str()));
+            if let Some(other) = other {
+                let known = nearest(other, all.iter().copied()).unwrap_or(all[0]);
+                self.rule(
+                    true,
+                    format!("{} is {other}, and may be {}", flag(name), all.join(", ")),
+                    format!("{} {known}", flag(name)),
+                );
+            }
+        }
     }
 
     fn training(&mut self) {

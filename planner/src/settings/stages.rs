@@ -167,7 +167,22 @@ fn of_words(
     pp: u32,
 ) -> (u32, Option<PipelineLayout>) {
     let text: String = text.chars().filter(|c| *c != ',').collect();
+    let given = depths_of(&text);
+    if given != Some(depths) {
+        let found = given.map_or("in other places".to_owned(), |given| given.to_string());
+        let what = format!(
+            "--pipeline-model-parallel-layout has MTP depths (m) {found}, and those of --mtp-num-layers are {depths}, all in one \
+             stage behind the last layer (t) and before the head (L)"
+        );
+        let nearest = match depths {
+            0 => "no m".to_owned(),
+            1 => "m before L".to_owned(),
+            _ => format!("m*{depths} before L"),
+        };
+        said.illegal(what, nearest);
+    }
     let read = text.parse::<PipelineLayout>();
+    let read = read.map(|layout| layout.with_depths(depths));
     let layout = read.or_else(|error| {
         let moved = without_depths(&text).parse::<PipelineLayout>();
         moved
@@ -199,6 +214,24 @@ fn of_words(
             (1, None)
         }
     }
+}
+
+/// How many MTP depths the words name; none where they are not in one stage behind the last layer and before the head
+/// (`validate_layer_layout` of Megatron-Core's `pipeline_parallel_layer_layout.py`).
+fn depths_of(text: &str) -> Option<usize> {
+    let (Some(first), Some(last)) = (text.find('m'), text.rfind('m')) else {
+        return Some(0);
+    };
+    let in_place = text.rfind('t').is_none_or(|layer| layer < first)
+        && text.rfind('L').is_some_and(|head| last < head)
+        && !text[first..last].contains('|');
+    let each = text[first..=text.rfind('L')?.max(last)].split('m').skip(1);
+    let depths = each.map(|behind| {
+        let times = behind.strip_prefix('*').unwrap_or_default();
+        let digits: String = times.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().unwrap_or(1)
+    });
+    in_place.then(|| depths.sum())
 }
 
 /// The words without MTP depths.
@@ -285,6 +318,24 @@ mod tests {
             }
         }
         assert_eq!(words(&of_sizes(&[3, 2, 2, 2, 1]), 1), "Et*3|(tt|)*3tmL");
+    }
+
+    #[test]
+    fn golden_places_of_depths() {
+        for (text, depths) in [
+            ("Et|t|L", Some(0)),
+            ("Et*3|(tt|)*3tmL", Some(1)),
+            ("Ett|tt|mL", Some(1)),
+            ("Ett|ttm*2L", Some(2)),
+            ("Ett|ttmmL", Some(2)),
+            ("Ett|tt|m|L", Some(1)),
+            ("Ettm|tt|L", None),
+            ("Ett|ttLm", None),
+            ("Ett|ttm|mL", None),
+            ("Ett|tmt|L", None),
+        ] {
+            assert_eq!(depths_of(text), depths, "{text}");
+        }
     }
 
     #[test]

@@ -932,6 +932,64 @@ fn what_megatron_cannot_say_is_refused_by_name() {
     }
 }
 
+/// What is added to a recipe that it does not go with.
+#[test]
+fn golden_what_recipes_do_not_go_with() {
+    let (settings, cluster, gpus) = recipe("deepseek-v3-h100-bf16");
+    let said = |edit: &dyn Fn(&mut Settings)| {
+        let mut settings = settings.clone();
+        edit(&mut settings);
+        let target = Target {
+            version: Version::Main,
+            cluster: &cluster,
+            gpus,
+        };
+        let read = reading::read(&settings, &target, None);
+        let mut all = read.map_or_else(|problems| problems, |reading| reading.broken);
+        all.extend(broken(&settings, &target));
+        let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+        all.join("\n")
+    };
+    let words = |name: &'static str, word: &'static str| {
+        said(&|settings| settings.set(name, Value::word(word)))
+    };
+    for (found, expected) in [
+        (
+            words("moe_router_dtype", "fp33"),
+            "--moe-router-dtype is fp33, and may be fp32, fp64",
+        ),
+        (
+            words("attention_backend", "flsh"),
+            "nearest: --attention-backend flash",
+        ),
+        (
+            words("moe_router_load_balancing_type", "aux_los"),
+            "balancing-type aux_loss",
+        ),
+        (
+            said(&|settings| {
+                settings.set("recompute_granularity", Value::word("full"));
+                settings.set("recompute_activations", Value::On);
+            }),
+            "--recompute-activations is --recompute-granularity selective",
+        ),
+        (
+            said(&|settings| settings.set("distribute_saved_activations", Value::On)),
+            "--distribute-saved-activations needs tensor parallelism",
+        ),
+        (
+            words("pipeline_model_parallel_layout", "Ettm|(tt|)*29L"),
+            "has MTP depths (m) in other places",
+        ),
+    ] {
+        assert!(found.contains(expected), "{found}");
+    }
+    // 72 GPUs of a domain do not divide a group of 128.
+    let shares = [(8, 8), (16, 8), (4, 8), (128, 72), (64, 72), (12, 8)];
+    let near = shares.map(|(group, domain)| rules::ranks_near(group, domain));
+    assert_eq!(near, [8, 8, 4, 8, 64, 4]);
+}
+
 /// Linear attention between layers of softmax attention is written for its release and read back, by a number or by a list.
 #[test]
 fn golden_linear_attention_between_layers_of_softmax() {

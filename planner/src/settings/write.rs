@@ -655,7 +655,7 @@ fn write_environment(job: &Job, cluster: &Cluster, version: Version, out: &mut W
     if options.dispatcher == Some(Dispatcher::Hybridep) && job.model.num_moe_layers() > 0 {
         let ep = options.pins.ep.unwrap_or(1) * options.pins.etp.unwrap_or(1);
         let domain = cluster.gpus_per_domain;
-        let near = ep.min(domain).to_string();
+        let near = rules::ranks_near(ep, domain).to_string();
         set(
             "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN",
             &near,
