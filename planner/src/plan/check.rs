@@ -50,7 +50,7 @@ impl Place<'_> {
         })
     }
 
-    /// Refuses GPUs without a multiprocessor, which kernels are spread over.
+    /// Refuses a cluster without GPUs in a node, a domain or on a link, and GPUs without a multiprocessor or memory.
     pub(super) fn check_cluster(&self, cluster: &Cluster) -> Result<(), PlanFileError> {
         for (key, count) in [
             ("gpu.num_sms", cluster.gpu.num_sms),
