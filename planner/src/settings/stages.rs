@@ -184,7 +184,7 @@ fn of_words(
     let read = text.parse::<PipelineLayout>();
     let read = read.map(|layout| layout.with_depths(depths));
     let layout = read.or_else(|error| {
-        let moved = without_depths(&text).parse::<PipelineLayout>();
+        let moved = without_depths(&text).0.parse::<PipelineLayout>();
         moved
             .map(|layout| {
                 said.notes.push(
@@ -225,32 +225,27 @@ fn depths_of(text: &str) -> Option<usize> {
     let in_place = text.rfind('t').is_none_or(|layer| layer < first)
         && text.rfind('L').is_some_and(|head| last < head)
         && !text[first..last].contains('|');
-    let each = text[first..=text.rfind('L')?.max(last)].split('m').skip(1);
-    let depths = each.map(|behind| {
-        let times = behind.strip_prefix('*').unwrap_or_default();
-        let digits: String = times.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().unwrap_or(1)
-    });
-    in_place.then(|| depths.sum())
+    in_place.then(|| without_depths(text).1)
 }
 
-/// The words without MTP depths.
-fn without_depths(text: &str) -> String {
-    let mut out = String::new();
+/// The words without MTP depths, and how many these are.
+fn without_depths(text: &str) -> (String, usize) {
+    let (mut out, mut depths) = (String::new(), 0);
     let mut symbols = text.chars().peekable();
     while let Some(symbol) = symbols.next() {
         if symbol != 'm' {
             out.push(symbol);
             continue;
         }
-        if symbols.peek() == Some(&'*') {
-            symbols.next();
-            while symbols.peek().is_some_and(char::is_ascii_digit) {
-                symbols.next();
+        let mut digits = String::new();
+        if symbols.next_if_eq(&'*').is_some() {
+            while let Some(digit) = symbols.next_if(char::is_ascii_digit) {
+                digits.push(digit);
             }
         }
+        depths += digits.parse().unwrap_or(1);
     }
-    out
+    (out, depths)
 }
 
 /// Layers of the first and the last rank as said, the others' evenly.
