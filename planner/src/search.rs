@@ -19,6 +19,7 @@ mod cuts;
 mod explain;
 mod floor;
 mod front;
+mod interleaved;
 mod judged;
 mod least;
 mod longest;
@@ -334,19 +335,20 @@ fn plan_questions(
     Ok((priced, search))
 }
 
-/// All splits of the layout that is asked for which may take less than so many seconds; none where these are many, or cannot be
-/// told.
-fn splits_below(asked: &Asked<'_>, below_s: f64) -> Option<Open> {
+/// Splits of the layout that is asked for which may take less than so many seconds, looked for as those of the best or only briefly;
+/// none where that cannot be told.
+fn splits_below(asked: &Asked<'_>, below_s: f64, is_best: bool) -> Option<Open> {
     let layouts = |questions: &[Question<'_>], rules: &Rules| {
         let found = candidates(questions, asked.gpus, rules, asked.watch);
         found.ok().map(|found| found.layouts)
     };
     with_units(asked, layouts, |questions, units| {
+        let looks = Looks::new(asked.watch, Phase::Looking, units.len());
         let mut open = Open::default();
         for unit in units {
-            open.add(open_splits(questions, unit, (below_s, SPLITS))?);
+            open.add(open_splits(questions, unit, (below_s, is_best), &looks));
         }
-        (open.splits.len() <= SPLITS).then_some(open)
+        Some(open)
     })
 }
 
@@ -476,9 +478,6 @@ fn bounds(asked: &Asked<'_>, own: &PlannedLayout) -> Option<[f64; 2]> {
         Some([unit.floor, bounds.fold(f64::INFINITY, f64::min)])
     })
 }
-
-/// Splits of a layout that may take less than the best, and are tried one by one, at most.
-const SPLITS: usize = 1000;
 
 /// Layouts whose steps are bounded between two looks at the watch.
 const BOUNDED: usize = 1 << 6;

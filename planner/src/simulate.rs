@@ -8,6 +8,7 @@
 //! after it, not a send that stands between them.
 
 mod bound;
+mod path;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use petgraph::visit::{DfsPostOrder, GraphBase, GraphRef, IntoNeighbors, VisitMap
 use crate::schedule::{Action, ActionIndex, Microbatch, Schedule, Stage};
 
 pub use bound::lower_bound;
+pub use path::LongestPath;
 
 /// How long the parts of a step take.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rayon::prelude::*;
 
 use super::asked::Asked;
+use super::interleaved::NEAR;
 use super::least::Open;
 use super::predict::Priced;
 use super::watch::{Aim, Progress, Watch, aimed};
@@ -18,8 +19,9 @@ use crate::partition;
 type Search = dyn Fn(&Asked<'_>, f64, &[Vec<Vec<u32>>]) -> Result<(Vec<Priced>, SearchRecord), PlanError>
     + Sync;
 
-/// All splits of the layout that is asked for which may take less than something; none where these are many.
-type SplitsBelow = dyn Fn(&Asked<'_>, f64) -> Option<Open>;
+/// Splits of the layout that is asked for which may take less than something, looked for as those of the best or only briefly; none
+/// where that cannot be told.
+type SplitsBelow = dyn Fn(&Asked<'_>, f64, bool) -> Option<Open> + Sync;
 
 /// Of how many plans layers are moved.
 const MOVED: usize = 8;
@@ -73,13 +75,14 @@ pub(super) fn around(
         watch,
         ..*asked
     };
-    degrees(&all, plan, &mut plans, &mut search);
+    let variants = degrees(&all, plan, &mut plans, &mut search);
     if stopped.load(Ordering::Relaxed) {
         // Nothing is known of what was not tried.
         search.gap = 1.0;
     } else {
         let is_stopped = || stopped.load(Ordering::Relaxed);
-        stages(&all, (plan, open, &is_stopped), &mut plans, &mut search);
+        let among = (&mut plans, variants);
+        stages(&all, (plan, open, &is_stopped), among, &mut search);
     }
     if stopped.into_inner() {
         (search.unseen, search.optimal) = (Some(0), false);
@@ -87,8 +90,14 @@ pub(super) fn around(
     (plans, search)
 }
 
-/// Tries virtual stages and microbatches that [`crate::rules::space`] leaves out while other degrees are open.
-fn degrees(asked: &Asked<'_>, plan: &Search, plans: &mut Vec<Priced>, search: &mut SearchRecord) {
+/// Tries virtual stages and microbatches that [`crate::rules::space`] leaves out while other degrees are open. Those that take little
+/// longer than the best are left to be split otherwise.
+fn degrees(
+    asked: &Asked<'_>,
+    plan: &Search,
+    plans: &mut Vec<Priced>,
+    search: &mut SearchRecord,
+) -> Vec<Priced> {
     let own = asked.options.pins;
     let best = plans[0].plan.layout.pinned();
     let pins = PartialDegrees {
@@ -97,23 +106,41 @@ fn degrees(asked: &Asked<'_>, plan: &Search, plans: &mut Vec<Priced>, search: &m
         ..best
     };
     if own.names_ranks() || pins == best {
-        return;
+        return Vec::new();
     }
-    let score = plans[0].plan.predicted.score(asked.options.objective);
-    let Some((found, record)) = priced(asked, plan, score, pins, &[]) else {
-        return;
+    let options = &SearchOptions {
+        pins,
+        top: MOVED,
+        ..asked.options.clone()
     };
-    (search.optimal, search.gap) = (record.optimal, record.gap);
-    plans.insert(0, found);
+    let score = plans[0].plan.predicted.score(asked.options.objective);
+    let below = if may_move(asked.options) {
+        near(score)
+    } else {
+        score
+    };
+    let found = plan(&Asked { options, ..*asked }, below, &[]);
+    let Ok((mut found, record)) = found else {
+        return Vec::new();
+    };
+    if record.unseen.is_some() {
+        return Vec::new();
+    }
+    if found[0].plan.predicted.score(asked.options.objective) < score {
+        (search.optimal, search.gap) = (record.optimal, record.gap);
+        plans.insert(0, found.remove(0));
+    }
+    found
 }
 
 /// Moves layers of the first plans between stages. Splits are balanced by what ranks are sure to take ([`crate::partition`]); what
-/// messages and the ends of a step add is known when they are simulated, and may put another layout first. Then all splits of
-/// the best are tried that may take less still, where these are few, and nothing is left to gain.
+/// messages and the ends of a step add is known when they are simulated, and may put another layout first. Then the best splits
+/// of layouts of several stages a rank are looked for that take little longer than the best, of `variants` of it too, and last those of
+/// the best: all that may take less still, where these are few, and where ranks have several stages the best of all.
 fn stages(
     asked: &Asked<'_>,
     (plan, open, is_stopped): (&Search, &SplitsBelow, &dyn Fn() -> bool),
-    plans: &mut [Priced],
+    (plans, variants): (&mut Vec<Priced>, Vec<Priced>),
     search: &mut SearchRecord,
 ) {
     let options = asked.options;
@@ -142,51 +169,101 @@ fn stages(
         let Some(found) = found.filter(|_| may_win(&plans[place], &plans[0])) else {
             continue;
         };
-        let pins = found.plan.layout.pinned();
         plans[place] = found;
         if step_s(&plans[place]) < step_s(&plans[0]) {
-            let whole = priced(asked, plan, f64::INFINITY, pins, &[]);
-            floor_s = whole
-                .as_ref()
-                .map_or(0.0, |(found, record)| least_s(found, record));
-            // Where experts reach past a domain now, and did not before, those of before are the best inside.
-            let before = search.inside_domain.take();
-            let reaches = whole.and_then(|(_, record)| record.inside_domain);
-            search.inside_domain = reaches.map(|reach| {
-                before.unwrap_or_else(|| InsideDomain {
-                    best: Some(Candidate::from(&plans[0].plan)),
-                    ..reach
-                })
-            });
-            plans[..=place].rotate_right(1);
+            floor_s = put_first(asked, plan, (plans, place), search);
         }
     }
     plans[1..].sort_by(|a, b| step_s(a).total_cmp(&step_s(b)));
-    let best = &mut plans[0];
-    let pins = best.plan.layout.pinned();
-    let pinned = &SearchOptions {
-        pins,
-        ..options.clone()
-    };
-    let of_layout = &Asked {
-        options: pinned,
-        ..*asked
-    };
-    if floor_s < step_s(best)
-        && let Some(Open { splits, by_layer_s }) = open(of_layout, step_s(best))
-    {
-        let splits: Vec<_> = splits.into_iter().collect();
-        if !splits.is_empty()
-            && let Some((found, _)) = priced(asked, plan, step_s(best), pins, &splits)
-        {
+    let best_s = step_s(&plans[0]);
+    let is_near = |own: &&Priced| own.plan.layout.vpp > 1 && may_win(own, &plans[0]);
+    let briefly = |own| split_below(asked, (plan, open), own, (best_s, false)).0;
+    let variants = variants
+        .iter()
+        .filter(|own| plans.iter().all(|plan| !is_same(plan, own)));
+    let others = plans.iter().take(MOVED).skip(1).chain(variants);
+    let others: Vec<&Priced> = others.filter(is_near).collect();
+    let others: Vec<Priced> = others.into_par_iter().filter_map(briefly).collect();
+    let prove = |best: &mut Priced, floor_s: f64| {
+        let best_s = step_s(best);
+        if floor_s >= best_s {
+            return floor_s;
+        }
+        let (found, left_s) = split_below(asked, (plan, open), best, (best_s, true));
+        if let Some(found) = found {
             *best = found;
         }
-        if !is_stopped() {
-            floor_s = by_layer_s;
+        if is_stopped() {
+            floor_s
+        } else {
+            floor_s.max(left_s)
+        }
+    };
+    floor_s = prove(&mut plans[0], floor_s);
+    for found in others {
+        match plans.iter_mut().find(|plan| is_same(plan, &found)) {
+            Some(plan) => *plan = found,
+            None => plans.push(found),
         }
     }
-    search.gap = (1.0 - floor_s / step_s(best)).max(0.0);
+    plans[1..].sort_by(|a, b| step_s(a).total_cmp(&step_s(b)));
+    if plans
+        .get(1)
+        .is_some_and(|next| step_s(next) < step_s(&plans[0]))
+    {
+        floor_s = put_first(asked, plan, (plans, 1), search);
+        floor_s = prove(&mut plans[0], floor_s);
+        plans[1..].sort_by(|a, b| step_s(a).total_cmp(&step_s(b)));
+    }
+    let gap = 1.0 - floor_s / step_s(&plans[0]);
+    search.gap = if gap < NEAR { 0.0 } else { gap };
     search.optimal = search.gap == 0.0;
+}
+
+/// Puts a plan first that is the best now, and says how many seconds its layout takes no less than.
+fn put_first(
+    asked: &Asked<'_>,
+    plan: &Search,
+    (plans, place): (&mut [Priced], usize),
+    search: &mut SearchRecord,
+) -> f64 {
+    let pins = plans[place].plan.layout.pinned();
+    let whole = priced(asked, plan, f64::INFINITY, pins, &[]);
+    let floor_s = whole
+        .as_ref()
+        .map_or(0.0, |(found, record)| least_s(found, record));
+    // Where experts reach past a domain now, and did not before, those of before are the best inside.
+    let before = search.inside_domain.take();
+    let reaches = whole.and_then(|(_, record)| record.inside_domain);
+    search.inside_domain = reaches.map(|reach| {
+        before.unwrap_or_else(|| InsideDomain {
+            best: Some(Candidate::from(&plans[0].plan)),
+            ..reach
+        })
+    });
+    plans[..=place].rotate_right(1);
+    floor_s
+}
+
+/// The layout of a plan with the split that takes the least, where it is found to take less than something, and seconds that no
+/// split of it takes less than that was not tried.
+fn split_below(
+    asked: &Asked<'_>,
+    (plan, open): (&Search, &SplitsBelow),
+    own: &Priced,
+    (below_s, is_best): (f64, bool),
+) -> (Option<Priced>, f64) {
+    let pins = own.plan.layout.pinned();
+    let options = &SearchOptions {
+        pins,
+        ..asked.options.clone()
+    };
+    let Some(Open { splits, left_s }) = open(&Asked { options, ..*asked }, below_s, is_best) else {
+        return (None, 0.0);
+    };
+    let splits: Vec<_> = splits.into_iter().collect();
+    let found = (!splits.is_empty()).then(|| priced(asked, plan, below_s, pins, &splits));
+    (found.flatten().map(|(found, _)| found), left_s)
 }
 
 /// A plan with layers moved one at a time, or where that does not help two, as long as its step gets shorter; none where it does not.
@@ -222,6 +299,12 @@ fn moved(asked: &Asked<'_>, plan: &Search, own: &Priced) -> Option<Priced> {
 /// Seconds that the layout of a plan takes no less than, by the search that found it.
 fn least_s(best: &Priced, search: &SearchRecord) -> f64 {
     (1.0 - search.gap) * step_s(best)
+}
+
+/// Whether two plans are of one layout.
+fn is_same(a: &Priced, b: &Priced) -> bool {
+    let [a, b] = [a, b].map(|own| (own.plan.layout, own.plan.rank_order));
+    a == b
 }
 
 fn step_s(priced: &Priced) -> f64 {

@@ -259,14 +259,9 @@ impl StageSplit {
             shape,
             ..
         } = case;
-        let first = &question.choices[0];
         let stages = self.stages.len();
         let forward_s: Vec<f64> = (0..stages)
-            .map(|stage| {
-                self.each_kind(shape, stage)
-                    .map(|(kind, count)| kind.forward_s * f64::from(count))
-                    .sum()
-            })
+            .map(|stage| self.forward_s(shape, stage))
             .collect();
         self.fixed.forward = spans(&forward_s);
         self.fixed.first_forward.clone_from(&self.fixed.forward);
@@ -280,29 +275,11 @@ impl StageSplit {
         // Interleaved stages send under other chunks' work; plain 1F1B waits for its messages.
         let stack = &question.stack;
         self.fixed.hop_overlapped = stack.sends_beside(question.overlap, layout.vpp());
-        let gathers_beside = stack.hides(question.overlap).param_gather;
         let mut arrives = 0.0;
-        for rank in 0..layout.pp() as usize {
+        for (rank, first_s) in forward_s.iter().take(layout.pp() as usize).enumerate() {
             let own = own(layout, rank);
             let end = &self.ends[rank];
-            // Weights are gathered from the start, under what precedes their first use.
-            let gather_s: f64 = end.gather_s.iter().sum();
-            let gather = if question.shards_weights() {
-                0.0
-            } else if !gathers_beside {
-                gather_s
-            } else {
-                let [slows, _] = self.slowed(case, rank, first);
-                if question.bucket_elements(layout).is_some() {
-                    let passes_s = self.passes_by_unit(case, rank, first);
-                    self.gathered_after(layout, rank, arrives, (&passes_s, slows))
-                } else {
-                    let first_forward: f64 = own.clone().map(|stage| forward_s[stage]).sum();
-                    // Until its first message comes a rank computes nothing.
-                    let beside_s = (gather_s - arrives).max(0.0);
-                    lengthened(beside_s, beside_s - first_forward, slows)
-                }
-            };
+            let gather = self.gather_shows_s(case, rank, arrives);
             self.fixed.first_forward[rank] += Seconds(gather).to_span();
             // Ranks that meet nowhere before meet at the end, and so do others.
             let apart: f64 = own.map(|stage| self.apart_s(shape, stage)).sum();
@@ -315,9 +292,43 @@ impl StageSplit {
             let optimizer_s = end.exposed_s + end.update_s + end.streamed_s + waiting_s;
             self.fixed.optimizer[rank] = Seconds(optimizer_s).to_span();
             self.ends[rank].waiting_s = waiting_s;
-            arrives += forward_s[rank];
+            arrives += first_s;
         }
-        self.under_first = self.times_under(case, first);
+        self.under_first = self.times_under(case, &question.choices[0]);
+    }
+
+    /// Seconds by which the first forward pass of a rank, which begins when the first message is there, is longer for its weights: these
+    /// are gathered from the start, under what precedes their first use.
+    pub(crate) fn gather_shows_s(&self, case: Case<'_>, rank: usize, arrives: f64) -> f64 {
+        let Case {
+            question, layout, ..
+        } = case;
+        let gather_s: f64 = self.ends[rank].gather_s.iter().sum();
+        if question.shards_weights() {
+            return 0.0;
+        }
+        if !question.stack.hides(question.overlap).param_gather {
+            return gather_s;
+        }
+        let first = &question.choices[0];
+        let [slows, _] = self.slowed(case, rank, first);
+        if question.bucket_elements(layout).is_some() {
+            let passes_s = self.passes_by_unit(case, rank, first);
+            return self.gathered_after(layout, rank, arrives, (&passes_s, slows));
+        }
+        let stages = own(layout, rank);
+        let forward_s: f64 = stages.map(|stage| self.forward_s(case.shape, stage)).sum();
+        // Until its first message comes a rank computes nothing.
+        let beside_s = (gather_s - arrives).max(0.0);
+        lengthened(beside_s, beside_s - forward_s, slows)
+    }
+
+    /// Seconds of a forward pass of a stage.
+    fn forward_s(&self, shape: &Shape, stage: usize) -> f64 {
+        let kinds = self.each_kind(shape, stage);
+        kinds
+            .map(|(kind, count)| kind.forward_s * f64::from(count))
+            .sum()
     }
 
     /// Durations under some recompute sets, of those that they do not change.
@@ -514,7 +525,7 @@ fn runs(question: &Question<'_>, layers: &[u32]) -> Vec<(usize, u32)> {
     runs
 }
 
-fn spans(seconds: &[f64]) -> Vec<Span> {
+pub(super) fn spans(seconds: &[f64]) -> Vec<Span> {
     let each = seconds.iter();
     each.map(|seconds| Seconds(*seconds).to_span()).collect()
 }

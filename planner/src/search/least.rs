@@ -2,14 +2,26 @@
 
 use std::collections::BTreeSet;
 
+use rayon::prelude::*;
+
 use super::candidate::StageSplit;
+use super::interleaved::{Best, Interleaved};
 use super::recompute::Sets;
 use super::room::{Most, Of, Room};
 use super::shape::{Question, Shapes};
 use super::stages;
 use super::unit::Unit;
+use super::watch::Looks;
 use crate::choice::ScheduleName;
 use crate::stack::ByLayer;
+
+/// Of how many open splits of the best plan's layout all are tried.
+const SPLITS: usize = 1000;
+/// How often parts of its splits are looked at, times the square of its stages, where ranks have several: up to three seconds on two
+/// cores.
+const WORK: usize = 1_000_000;
+/// The same of another layout, whose splits are to take less than those of the best.
+const BRIEF_WORK: usize = 32_000;
 
 /// Seconds that no child of a unit takes less than which may fit, however its layers are split; or `within_s`, where that
 /// is less.
@@ -102,16 +114,16 @@ fn each_way(
 #[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) splits: BTreeSet<Vec<Vec<u32>>>,
-    /// Seconds that none of them takes less than where each layer computes again what it may by itself; of ways to do so some are let
-    /// go of.
-    pub(crate) by_layer_s: f64,
+    /// Seconds that no other takes less than, nor one of them where each layer computes again what it may by itself: of ways to do so
+    /// some are let go of.
+    pub(crate) left_s: f64,
 }
 
 impl Default for Open {
     fn default() -> Self {
         Self {
             splits: BTreeSet::new(),
-            by_layer_s: f64::INFINITY,
+            left_s: f64::INFINITY,
         }
     }
 }
@@ -120,7 +132,61 @@ impl Open {
     /// With those of another layout.
     pub(crate) fn add(&mut self, other: Self) {
         self.splits.extend(other.splits);
-        self.by_layer_s = self.by_layer_s.min(other.by_layer_s);
+        self.left_s = self.left_s.min(other.left_s);
+    }
+
+    /// With some splits; where these are too many or not known, says what none takes less than.
+    fn add_splits(&mut self, splits: Option<Vec<Vec<Vec<u32>>>>, least_s: impl FnOnce() -> f64) {
+        let splits = splits.unwrap_or_else(|| {
+            self.left_s = self.left_s.min(least_s());
+            Vec::new()
+        });
+        self.splits.extend(splits);
+        if self.splits.len() > SPLITS {
+            self.left_s = 0.0;
+            self.splits.clear();
+        }
+    }
+
+    /// With the best of splits that take less than some time, as far as it is found in so much work.
+    fn add_best(
+        &mut self,
+        mut all: Vec<Interleaved<'_>>,
+        (below_s, most): (f64, usize),
+        looks: &Looks<'_>,
+    ) {
+        let first = |splits: &mut Interleaved<'_>| {
+            let goes_on = looks.begin().is_continue();
+            goes_on.then(|| splits.look(below_s)).flatten()
+        };
+        let begun = all.par_iter_mut().map(first);
+        let begun: Vec<Option<Best>> = begun.collect();
+        let least = |a: &Best, b: &Best| a.step_s.total_cmp(&b.step_s);
+        let mut best = begun.into_iter().flatten().min_by(least);
+        let mut work = 0;
+        loop {
+            let below_s = best.as_ref().map_or(below_s, |best| best.step_s);
+            for splits in &mut all {
+                splits.close(below_s);
+            }
+            let by_least = |a: &&mut Interleaved<'_>, b: &&mut Interleaved<'_>| {
+                a.least_s().total_cmp(&b.least_s())
+            };
+            let next = all.iter_mut().min_by(by_least);
+            let Some(next) = next.filter(|splits| splits.least_s() < f64::INFINITY) else {
+                break;
+            };
+            work += next.num_stages().pow(2);
+            if work > most || looks.begin().is_break() {
+                self.left_s = self.left_s.min(next.least_s());
+                break;
+            }
+            best = next.look(below_s).or(best);
+        }
+        if let Some(best) = best {
+            self.left_s = self.left_s.min(best.step_s);
+            self.splits.insert(best.stages);
+        }
     }
 }
 
@@ -148,16 +214,19 @@ pub(crate) fn least_by_layer_s(
     least_s
 }
 
-/// All splits of a unit that may take less than `below_s` and have room. None where these are more than `limit`.
+/// Splits of a unit that may take less than `below_s` and have room: where ranks have several stages the best, if it does. Of a layout that
+/// is not the best others are left.
 pub(crate) fn open_splits(
     questions: &[Question<'_>],
     unit: &Unit<'_>,
-    (below_s, limit): (f64, usize),
-) -> Option<Open> {
+    (below_s, is_best): (f64, bool),
+    looks: &Looks<'_>,
+) -> Open {
     let mut open = Open::default();
+    let mut interleaved = Vec::new();
     for (question, shapes) in questions.iter().zip(unit.shapes) {
         let each = shapes.first(question).iter().enumerate();
-        for ((index, first), (schedule, _)) in
+        for ((index, first), (schedule, occupancies)) in
             each.flat_map(|shape| unit.schedules(question).map(move |under| (shape, under)))
         {
             let case = |shape| unit.case(question, shape, schedule);
@@ -171,7 +240,8 @@ pub(crate) fn open_splits(
             }
             let all = question.choices.len() > 1;
             let shape = shapes.held_under(question, schedule, (all, index));
-            let room = unit.room(case(shape), question.capacity());
+            let case = case(shape);
+            let room = unit.room(case, question.capacity());
             each_way(question, |sets, of| {
                 if least_s(shape, sets) >= below_s {
                     return Some(false);
@@ -181,25 +251,44 @@ pub(crate) fn open_splits(
                     Some(room) => room.most(of),
                     None => Most::default(),
                 };
-                let cuts = stages::open_cuts(case(shape), sets, &most, (below_s, limit))?;
-                if matches!(of, Of::Choice(_)) {
-                    open.splits.extend(cuts);
-                    return Some(true);
+                let of_choice = matches!(of, Of::Choice(_));
+                if of_choice && Interleaved::may_look(case) {
+                    let simulated = unit.schedules.simulated(unit.layout, schedule);
+                    let (room, schedule) = ((room.as_ref(), &most), (simulated, occupancies));
+                    let splits = Interleaved::new((case, sets), room, schedule, below_s);
+                    // More layers than a stage has do not compute again.
+                    let is_more = splits.largest().is_some_and(
+                        |most| matches!(sets, Sets::First { layers, .. } if *layers > most),
+                    );
+                    interleaved.extend((!is_more).then_some(splits));
+                    return Some(!is_more);
                 }
+                if !is_best {
+                    open.left_s = 0.0;
+                    return None;
+                }
+                let cuts = stages::open_cuts(case, sets, &most, (below_s, SPLITS));
+                let least_s = || stages::least_s(case, sets, &most, below_s);
+                let cuts = match cuts {
+                    Some(cuts) if !of_choice => cuts,
+                    cuts => {
+                        open.add_splits(cuts, least_s);
+                        return Some(true);
+                    }
+                };
                 for cut in cuts {
-                    let split = StageSplit::new(case(shape), cut);
-                    let bound_s = unit.by_layer_bound_s(case(shape), &split);
+                    let split = StageSplit::new(case, cut);
+                    let bound_s = unit.by_layer_bound_s(case, &split);
                     if bound_s < below_s {
-                        open.by_layer_s = open.by_layer_s.min(bound_s);
-                        open.splits.insert(split.stages);
+                        open.left_s = open.left_s.min(bound_s);
+                        open.add_splits(Some(vec![split.stages]), || bound_s);
                     }
                 }
                 Some(true)
-            })?;
-            if open.splits.len() > limit {
-                return None;
-            }
+            });
         }
     }
-    Some(open)
+    let most = if is_best { WORK } else { BRIEF_WORK };
+    open.add_best(interleaved, (below_s, most), looks);
+    open
 }

@@ -39,7 +39,7 @@ pub(crate) fn moments(occupancies: &[Vec<Occupancy>], places: Places) -> Vec<Vec
 
 impl Moment {
     /// That of a rank that has the first stage, the last or neither.
-    fn of(at: &Occupancy, [has_first, has_last]: [bool; 2]) -> Self {
+    pub(crate) fn of(at: &Occupancy, [has_first, has_last]: [bool; 2]) -> Self {
         let fewest = |of: &[u32]| of.iter().copied().min().map_or(0.0, f64::from);
         let own = |has: bool, live: Option<&u32>| match live {
             Some(&live) if has => f64::from(live),

@@ -18,6 +18,7 @@ use super::recompute::Sets;
 use super::savers::{AsLightest, KindOfLayer, Savers};
 use super::shape::Kind;
 use crate::layout::Layout;
+use crate::memory::Occupancy;
 use crate::runtime::Running;
 use crate::shard::Shard;
 
@@ -152,6 +153,49 @@ impl<'a> Room<'a> {
             true
         });
         most
+    }
+
+    /// What layers may take of each rank under some recompute sets at each instant, of the heaviest kind, of the two heaviest, and so
+    /// on; not where there is no room for any, which [`Self::most`] says.
+    pub(crate) fn shares(&self, of: Of<'_>, occupancies: &[Vec<Occupancy>]) -> Vec<Vec<Shares>> {
+        let mut all: Vec<Vec<Shares>> = vec![Vec::new(); occupancies.len()];
+        let holder = self.case.layout.places();
+        let holder = holder.rank_of(holder.stages() - 1) as usize;
+        let mut among = vec![false; self.case.shape.kinds.len()];
+        let mut kinds = self.kinds.iter();
+        self.of_heaviest(of, |heaviest| {
+            if let Some((place, ..)) = kinds.next() {
+                among[*place] = true;
+            }
+            for (rank, (of_rank, all)) in occupancies.iter().zip(&mut all).enumerate() {
+                for at in of_rank {
+                    let moment = Moment::of(at, [rank == 0, rank == holder]);
+                    let free = self.free - heaviest.beside(rank, &moment);
+                    if free <= 0.0 {
+                        continue;
+                    }
+                    let least = heaviest.least;
+                    let each = at.live.iter().zip(&at.kept).map(|(&live, &kept)| {
+                        [least.saved, least.saved_behind].map(|saved| {
+                            let bytes = least.state
+                                + saved * f64::from(live)
+                                + least.kept * f64::from(kept);
+                            bytes / free
+                        })
+                    });
+                    let own = Shares {
+                        among: among.clone(),
+                        by_chunk: each.collect(),
+                    };
+                    if !all.iter().any(|known| known.covers(&own)) {
+                        all.retain(|known| !own.covers(known));
+                        all.push(own);
+                    }
+                }
+            }
+            true
+        });
+        all
     }
 
     /// Whether something is so of the heaviest kind, of the two heaviest, and so on to all.
@@ -350,6 +394,24 @@ impl Heaviest<'_, '_> {
 pub(crate) struct Most {
     groups: Vec<MostOf>,
     savers: Option<Savers>,
+}
+
+/// What each layer of some kinds takes of what a rank has for layers at an instant: together no more than all of it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Shares {
+    /// By kind of layer, whether it is one of these.
+    pub(crate) among: Vec<bool>,
+    /// By chunk of the rank: one of those that may be the first of a stage, and one behind these.
+    pub(crate) by_chunk: Vec<[f64; 2]>,
+}
+
+impl Shares {
+    /// Whether no layer takes more by another.
+    fn covers(&self, other: &Self) -> bool {
+        let mut both = self.by_chunk.iter().zip(&other.by_chunk);
+        self.among == other.among
+            && both.all(|(own, other)| own[0] >= other[0] && own[1] >= other[1])
+    }
 }
 
 /// The most layers of some kinds.

@@ -41,7 +41,7 @@ fn more<'q>(
 }
 
 /// Whether no pass hides part of another, so that those of a rank take what its layers take, whatever stages they are in.
-fn ranks_add_up(case: Case<'_>) -> bool {
+pub(crate) fn ranks_add_up(case: Case<'_>) -> bool {
     let question = case.question;
     let hides = question.stack.hides(question.overlap).expert_alltoall;
     !case.schedule.combines() && !hides

@@ -205,6 +205,49 @@ fn law_bound_never_exceeds_the_simulation() {
     }
 }
 
+/// What a path adds up to under some times.
+fn along(path: &LongestPath, times: &StageTimes) -> Span {
+    let mut sum = path.messages.0 as i64 + times.optimizer[path.optimizer as usize].0 as i64;
+    for stage in 0..path.forward.len() {
+        let of = |spans: &[Span]| spans[stage].0 as i64;
+        sum += i64::from(path.forward[stage]) * of(&times.forward);
+        let waits = of(&times.first_forward) - of(&times.forward);
+        sum += i64::from(path.first_forward[stage]) * waits;
+        sum += i64::from(path.backward[stage]) * of(&times.backward);
+        sum += path.weight[stage] * times.weight(stage).0 as i64;
+        sum += i64::from(path.reduce[stage]) * of(&times.reduce);
+    }
+    Span(sum.try_into().expect("a time"))
+}
+
+/// The longest path is as long as the step, and no longer than another step of the same schedule and messages.
+#[test]
+fn law_a_step_is_its_longest_path() {
+    let mut random = SplitMix64::new(1960);
+    let mut exact = 0;
+    let apart = schedules().filter(|schedule| !schedule.name.combines());
+    for schedule in apart {
+        let simulator = Simulator::new(&schedule);
+        for hop_overlapped in [false, true] {
+            let [times, mut others] = [(); 2].map(|()| {
+                let times = random_times(&mut random, &schedule);
+                StageTimes {
+                    last_backward: times.backward.clone(),
+                    hop_overlapped,
+                    ..times
+                }
+            });
+            others.hop.clone_from(&times.hop);
+            let path = simulator.longest(&times);
+            assert_eq!(along(&path, &times), simulator.run(&times).total);
+            let (own, other) = (along(&path, &others), simulator.run(&others).total);
+            assert!(own <= other, "{:?}: {own:?} {other:?}", schedule.name);
+            exact += u32::from(own == other);
+        }
+    }
+    assert!(exact > 10, "{exact}");
+}
+
 #[test]
 fn law_faster_is_never_slower() {
     let mut random = SplitMix64::new(23);

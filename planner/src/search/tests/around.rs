@@ -53,7 +53,7 @@ fn law_layers_of_all_layouts_that_are_near_are_moved() {
     let (model, cluster, options) = on_h100("mixtral-8x7b", 128);
     let found = run(&model, &cluster, 64, &options);
     let layout = found.plans[0].layout;
-    assert_eq!((layout.pp, layout.vpp), (2, 6));
+    assert_eq!((layout.pp, layout.vpp), (2, 9));
     let pins = layout.pinned();
     let alone = run(
         &model,

@@ -201,7 +201,7 @@ fn law_what_is_optimal_leaves_no_gap() {
     // With several stages a rank, too many to try all their splits.
     model.layers.truncate(16);
     let costs = Costs::for_cluster(&cluster, &[]);
-    let (mut proven, mut open) = (0, 0);
+    let mut recomputed = 0;
     for pins in [
         "tp=2,cp=1,pp=1,ep=8,etp=1,mbs=1",
         "tp=1,cp=1,pp=2,vpp=1,ep=8,etp=1,mbs=1",
@@ -219,17 +219,14 @@ fn law_what_is_optimal_leaves_no_gap() {
             let Ok(found) = found else {
                 continue;
             };
-            let (search, layout) = (&found.search, found.plans[0].layout);
-            assert_eq!(search.optimal, search.gap == 0.0, "{pins} {memory_gib:?}");
-            // Layers of this stack recompute alike, so with one stage nothing is left.
-            assert!(search.optimal || layout.pp > 1, "{pins} {memory_gib:?}");
+            let search = &found.search;
+            assert!(search.optimal && search.gap == 0.0, "{pins} {memory_gib:?}");
             let recompute = found.plans[0]
                 .recompute
                 .alike()
                 .is_some_and(|set| *set != Recompute::None);
-            proven += u32::from(search.optimal && recompute);
-            open += u32::from(!search.optimal);
+            recomputed += u32::from(recompute);
         }
     }
-    assert!(proven > 0 && open > 0, "{proven} {open}");
+    assert!(recomputed > 5, "{recomputed}");
 }

@@ -1,0 +1,497 @@
+//! [`Interleaved`]: the best split of layers where ranks have several stages, by branch and bound.
+//!
+//! A step is as long as the longest path through its work, and any other split takes as long at least as that path does there: a linear
+//! function of how many layers each stage has. Paths that are the longest in some split, or in stages of parts of layers, are cuts of a
+//! linear program, whose optimum no split beats (Kelley, The cutting-plane method for solving convex programs, 1960). A rank or a stage
+//! with a part of a layer is divided into one with fewer layers and one with more, until no program takes less than the best split
+//! that was simulated.
+
+mod ends;
+mod program;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use rayon::prelude::*;
+
+use ends::Ends;
+use program::{Classes, Limits, Point, Program, Row, Unsolved};
+
+use super::candidate::{Case, StageSplit, message, own};
+use super::recompute::Sets;
+use super::room::{Most, Of, Room};
+use super::schedules::Simulated;
+use super::shape::Kind;
+use super::stages::ranks_add_up;
+use super::unit::peak;
+use crate::memory::Occupancy;
+use crate::simulate::{LongestPath, StageTimes};
+
+/// Splits that take less than the best by no more than this share are not looked for: programs are solved in floating point.
+pub(crate) const NEAR: f64 = 1e-6;
+/// How far a number of layers may be from a whole one and be one.
+const WHOLE: f64 = 1e-6;
+/// What a time is rounded by at most, in seconds.
+const ROUNDED_S: f64 = 0.5e-9;
+/// Cuts that are added to a program at once at most.
+const CUTS: usize = 8;
+/// How often that is done for all splits together before they are divided.
+const ROUNDS: usize = 15;
+/// How many layers more and fewer than a point has are probed.
+const PROBES: usize = 4;
+
+/// Splits that are left to look at, and what is known of them.
+struct Node {
+    limits: Limits,
+    /// Cuts that hold its point.
+    rows: Vec<Row>,
+    /// None where the program was not solved.
+    point: Option<Point>,
+    /// Seconds that none of them takes less than.
+    least_s: f64,
+    /// How often more cuts may still be added before they are probed and divided; none where they are parts of others.
+    rounds: Option<usize>,
+}
+
+/// Splits of a case that [may be looked at](Self::may_look). See the module's documentation.
+pub(crate) struct Interleaved<'q> {
+    case: Case<'q>,
+    sets: Sets,
+    simulated: Simulated,
+    occupancies: &'q [Vec<Occupancy>],
+    /// By rank: what layers may take of it at each instant.
+    memory: Vec<Vec<Row>>,
+    classes: Classes,
+    /// Those of all splits before they are looked at; none where there is no split.
+    limits: Option<Limits>,
+    ends: Ends,
+    /// Splits that are left, none before they are looked at.
+    open: Vec<Node>,
+    /// By layers of each stage, seconds of splits that were simulated; none of those that have no room.
+    seen: BTreeMap<Vec<u32>, Option<f64>>,
+    /// [`NEAR`], or more where passes are so short that rounding them to nanoseconds is.
+    near: f64,
+}
+
+/// The best split of some.
+#[derive(Debug)]
+pub(crate) struct Best {
+    pub(crate) step_s: f64,
+    pub(crate) stages: Vec<Vec<u32>>,
+}
+
+/// What is found of the splits of a node.
+#[derive(Default)]
+struct Looked {
+    /// Those of them that may take less than what is known.
+    left: Option<Node>,
+    /// Splits that were tried, by layers of each stage, and their seconds where they have room.
+    tried: Vec<(Vec<u32>, Option<f64>)>,
+}
+
+impl<'q> Interleaved<'q> {
+    /// Splits that take less than something.
+    pub(crate) fn new(
+        (case, sets): (Case<'q>, &Sets),
+        (room, most): (Option<&Room<'_>>, &Most),
+        (simulated, occupancies): (Simulated, &'q [Vec<Occupancy>]),
+        below_s: f64,
+    ) -> Self {
+        let classes = Classes::new(case, sets);
+        let limits = Limits::new(case.layout, &classes, most, below_s);
+        let shares = room.map(|room| room.shares(Of::Choice(sets), occupancies));
+        let shares = shares.unwrap_or_default().into_iter().enumerate();
+        let memory = shares.map(|(rank, shares)| {
+            let stages = own(case.layout, rank);
+            let rows = shares
+                .iter()
+                .map(|of| Row::of_memory(&classes, stages.clone(), of));
+            rows.collect()
+        });
+        Self {
+            case,
+            sets: sets.clone(),
+            simulated,
+            occupancies,
+            memory: memory.collect(),
+            near: NEAR.max(2.0 * ROUNDED_S / classes.shortest_s()),
+            ends: Ends::default(),
+            classes,
+            limits,
+            open: Vec::new(),
+            seen: BTreeMap::new(),
+        }
+    }
+
+    /// The most layers that a stage may have; none where there is no split.
+    pub(crate) fn largest(&self) -> Option<u32> {
+        let limits = self.limits.as_ref()?;
+        limits.stages.iter().map(|[_, most]| *most).max()
+    }
+
+    /// Whether splits of a case can be looked at: passes of a rank take what its layers do, and its weights and gradients rest whole.
+    pub(crate) fn may_look(case: Case<'_>) -> bool {
+        let question = case.question;
+        let rests_whole = !question.shards_weights() && !question.shards_gradients();
+        case.layout.vpp() > 1 && ranks_add_up(case) && rests_whole
+    }
+
+    pub(crate) fn num_stages(&self) -> usize {
+        self.case.layout.stages() as usize
+    }
+
+    /// Seconds that no split takes less than that is left; infinite where none is.
+    pub(crate) fn least_s(&self) -> f64 {
+        if self.limits.is_some() {
+            return 0.0;
+        }
+        let each = self.open.iter().map(|node| node.least_s);
+        each.fold(f64::INFINITY, f64::min)
+    }
+
+    /// Looks at all splits, or closer at those that take the least as far as is known. The best that is found, where it takes less than
+    /// something.
+    pub(crate) fn look(&mut self, below_s: f64) -> Option<Best> {
+        if let Some(limits) = self.limits.take() {
+            self.ends = Ends::new(self.case, &self.sets, &limits);
+            let looked = self.looked_at(limits, (Vec::new(), 0.0), Some(ROUNDS), below_s);
+            return self.keep(Some(looked), below_s);
+        }
+        self.close(below_s);
+        let each = self.open.iter().enumerate();
+        let (next, _) = each.min_by(|(_, a), (_, b)| a.least_s.total_cmp(&b.least_s))?;
+        let node = self.open.swap_remove(next);
+        let known = || (node.rows.clone(), node.least_s);
+        if let Some(rounds) = node.rounds {
+            let (limits, rounds) = match rounds.checked_sub(1) {
+                Some(rounds) => (Some(node.limits.clone()), Some(rounds)),
+                None => (self.probed(&node, below_s), None),
+            };
+            let looked = limits.map(|limits| self.looked_at(limits, known(), rounds, below_s));
+            return self.keep(looked, below_s);
+        }
+        let look = |limits: Option<Limits>| {
+            let looked = limits.map(|limits| self.looked_at(limits, known(), None, below_s));
+            looked.unwrap_or_default()
+        };
+        let [fewer, more] = self.halves(&node);
+        let (fewer, more) = rayon::join(|| look(fewer), || look(more));
+        self.keep([fewer, more], below_s)
+    }
+
+    /// Leaves splits that take no less than something.
+    pub(crate) fn close(&mut self, below_s: f64) {
+        let enough_s = self.enough_s(below_s);
+        self.open.retain(|node| node.least_s < enough_s);
+    }
+
+    /// Seconds that a split has to take less than to be looked for where one takes so long.
+    fn enough_s(&self, best_s: f64) -> f64 {
+        best_s * (1.0 - self.near)
+    }
+
+    fn keep(&mut self, looked: impl IntoIterator<Item = Looked>, below_s: f64) -> Option<Best> {
+        let mut best: Option<Best> = None;
+        for Looked { left, tried } in looked {
+            self.open.extend(left);
+            for (sizes, step_s) in tried {
+                let than_s = best.as_ref().map_or(below_s, |best| best.step_s);
+                if let Some(step_s) = step_s.filter(|step_s| *step_s < than_s) {
+                    let stages = layers_of(&sizes);
+                    best = Some(Best { step_s, stages });
+                }
+                self.seen.insert(sizes, step_s);
+            }
+        }
+        best
+    }
+
+    /// Looks at splits within some limits, under some cuts and more, where these are below what a step takes.
+    fn looked_at(
+        &self,
+        limits: Limits,
+        (rows, mut least_s): (Vec<Row>, f64),
+        mut rounds: Option<usize>,
+        below_s: f64,
+    ) -> Looked {
+        let mut tried = Vec::new();
+        let left = || {
+            let mut program = Program::new(self.case.layout, &self.classes, &limits, rows)?;
+            for cut in 0..=CUTS {
+                for row in self.full(&program.point()) {
+                    program = program.with(row)?;
+                }
+                least_s = least_s.max(program.seconds());
+                if least_s >= self.enough_s(below_s) {
+                    return Err(Unsolved::NoPoint);
+                }
+                let point = program.point();
+                let (sizes, is_whole) = point.rounded(&limits);
+                if (is_whole || rounds.is_some() || cut == 0 || cut == CUTS)
+                    && let Some(sizes) = sizes
+                {
+                    let step_s = self.step_s(&sizes);
+                    tried.push((sizes, step_s));
+                    let is_reached = |step_s| is_whole && self.enough_s(step_s) <= least_s;
+                    if limits.is_single() || step_s.is_some_and(is_reached) {
+                        return Err(Unsolved::NoPoint);
+                    }
+                }
+                if cut == CUTS {
+                    break;
+                }
+                let row = self.cut(&limits, &point);
+                if row.value(&point) <= least_s * (1.0 + 0.1 * NEAR) {
+                    rounds = rounds.map(|_| 0);
+                    break;
+                }
+                program = program.with(row)?;
+            }
+            let (point, rows) = (program.point(), program.tight());
+            Ok((Some(point), rows))
+        };
+        let (point, rows) = match left() {
+            Ok(left) => left,
+            Err(Unsolved::NoPoint) => return Looked { left: None, tried },
+            // Nothing is known of them but what was before.
+            Err(Unsolved::Failed) if limits.is_single() => {
+                let sizes: Vec<u32> = limits.stages.iter().map(|[fewest, _]| *fewest).collect();
+                let step_s = self.step_s(&sizes);
+                tried.push((sizes, step_s));
+                return Looked { left: None, tried };
+            }
+            Err(Unsolved::Failed) => {
+                rounds = None;
+                (None, Vec::new())
+            }
+        };
+        let left = Some(Node {
+            limits,
+            rows,
+            point,
+            least_s,
+            rounds,
+        });
+        Looked { left, tried }
+    }
+
+    /// Seconds of a split, by the layers of each stage, where it has room.
+    fn step_s(&self, sizes: &[u32]) -> Option<f64> {
+        if let Some(known) = self.seen.get(sizes) {
+            return *known;
+        }
+        let (case, sets) = (self.case, &self.sets);
+        let split = StageSplit::new(case, layers_of(sizes));
+        let taken = peak(&split.memory(case, sets, self.occupancies));
+        let on_host = split.on_host(case, sets, self.occupancies);
+        let has_room =
+            taken <= case.question.capacity() && case.question.host_holds(taken, on_host);
+        has_room.then(|| {
+            let times = split.times(case, sets);
+            self.simulated.simulator().run(&times).total.seconds().0
+        })
+    }
+
+    /// Limits of the splits of a node, where those that have many more layers in a rank or in a stage than its point, or many fewer, take
+    /// no less than something; none where no split is left.
+    fn probed(&self, node: &Node, below_s: f64) -> Option<Limits> {
+        let layout = self.case.layout;
+        let program = Program::new(layout, &self.classes, &node.limits, node.rows.clone());
+        let (Ok(program), Some(point)) = (program, &node.point) else {
+            return Some(node.limits.clone());
+        };
+        let probe = |(of, [fewest, most]): (Vec<usize>, [u32; 2])| {
+            let own: f64 = of.iter().map(|&stage| point.stages[stage]).sum();
+            let is_open = |limits: [u32; 2]| match program.clone().between(&of, limits) {
+                Ok(part) => part.seconds() < self.enough_s(below_s),
+                Err(unsolved) => unsolved == Unsolved::Failed,
+            };
+            let low = (own + WHOLE).floor() as u32;
+            let high = (own - WHOLE).ceil() as u32;
+            let mut below = (fewest..high).rev().take(PROBES);
+            let below = below.find(|layers| !is_open([0, *layers]));
+            let mut above = (low + 1..=most).take(PROBES);
+            let above = above.find(|layers| !is_open([*layers, u32::MAX]));
+            [
+                below.map_or(fewest, |below| below + 1),
+                above.map_or(most, |above| above - 1),
+            ]
+        };
+        let ranks = (0..).zip(&node.limits.ranks);
+        let ranks: Vec<_> = ranks
+            .map(|(rank, limits)| (own(layout, rank).collect(), *limits))
+            .collect();
+        let stages = node.limits.stages.iter().enumerate();
+        let stages: Vec<_> = stages
+            .map(|(stage, limits)| (vec![stage], *limits))
+            .collect();
+        let [ranks, stages] = [ranks, stages].map(|of| of.into_par_iter().map(probe).collect());
+        Limits { stages, ranks }.narrowed(layout, &self.classes)
+    }
+
+    /// Two parts of the splits of a node: the rank, or where all have whole layers the stage, whose layers are the farthest from a whole
+    /// number has fewer of them or more.
+    fn halves(&self, node: &Node) -> [Option<Limits>; 2] {
+        let (limits, layout) = (&node.limits, self.case.layout);
+        let farthest = |each: &[f64], limits: &[[u32; 2]]| {
+            let off = |place: &usize| (each[*place] - each[*place].round()).abs();
+            let may_divide = |place: &usize| limits[*place][0] < limits[*place][1];
+            let places = (0..each.len()).filter(|place| off(place) > WHOLE);
+            let places = places.filter(may_divide).rev();
+            let place = places.max_by(|a, b| off(a).total_cmp(&off(b)))?;
+            let [fewest, most] = limits[place];
+            Some((place, (each[place] as u32).clamp(fewest, most - 1)))
+        };
+        let stages = node.point.as_ref().map_or(&[][..], |point| &point.stages);
+        let ranks = (0..layout.pp() as usize).filter(|_| !stages.is_empty());
+        let ranks = ranks.map(|rank| own(layout, rank).map(|stage| stages[stage]).sum::<f64>());
+        let ranks: Vec<f64> = ranks.collect();
+        let halves = if let Some((rank, fewer)) = farthest(&ranks, &limits.ranks) {
+            [[0, fewer], [fewer + 1, u32::MAX]].map(|of| limits.with_rank(rank, of))
+        } else {
+            let farthest = farthest(stages, &limits.stages);
+            let (stage, fewer) = farthest.unwrap_or_else(|| {
+                // Its point has no room, or kinds of layers are where they cannot be.
+                let wide = |stage: &usize| {
+                    let [fewest, most] = limits.stages[*stage];
+                    (most - fewest, Reverse(*stage))
+                };
+                let all = 0..limits.stages.len();
+                let stage = all.max_by_key(wide).expect("there are stages");
+                let [fewest, most] = limits.stages[stage];
+                let own = stages.get(stage).map_or(fewest, |own| own.round() as u32);
+                (stage, own.clamp(fewest, most - 1))
+            });
+            [[0, fewer], [fewer + 1, u32::MAX]].map(|of| limits.with_stage(stage, of))
+        };
+        halves.map(|half| half.narrowed(layout, &self.classes))
+    }
+
+    /// Of each rank whose layers have no room as a point has them, what they may come to.
+    fn full(&self, point: &Point) -> Vec<Row> {
+        let by_value = |a: &&Row, b: &&Row| a.value(point).total_cmp(&b.value(point));
+        let fullest = self.memory.iter().map(|rows| rows.iter().max_by(by_value));
+        let is_full = |row: &&Row| row.value(point) > 1.0 + 1e-7;
+        fullest.flatten().filter(is_full).cloned().collect()
+    }
+
+    /// Seconds that every split within some limits takes at least: those of the path that is the longest at a point.
+    fn cut(&self, limits: &Limits, point: &Point) -> Row {
+        let ends = self.ends.lines((self.case, &self.sets), limits, point);
+        let times = self.times(point, &ends);
+        let path = self.simulated.simulator().longest(&times);
+        self.along(&path, &ends)
+    }
+
+    /// Seconds of each stage that its layers and the ends of the model take, of a kind of pass.
+    fn seconds(&self, of_layers: impl Fn(usize) -> f64, of_end: impl Fn(&Kind) -> f64) -> Vec<f64> {
+        let shape = self.case.shape;
+        let mut seconds: Vec<f64> = (0..self.case.layout.stages() as usize)
+            .map(of_layers)
+            .collect();
+        seconds[0] += of_end(&shape.embedding);
+        *seconds.last_mut().expect("there are stages") += of_end(&shape.head);
+        seconds
+    }
+
+    /// What passes, messages and the ends of ranks take at a point, whose lines are given.
+    fn times(&self, point: &Point, ends: &[[program::Line; 3]]) -> StageTimes {
+        let Case {
+            question, layout, ..
+        } = self.case;
+        let set = self.sets.of_ends();
+        let of_classes = |pass: usize| {
+            move |stage: usize| -> f64 {
+                let layers = self.classes.each.iter().zip(&point.layers[stage]);
+                layers.map(|(class, layers)| class.0[pass] * layers).sum()
+            }
+        };
+        let forward_s = self.seconds(of_classes(0), |end| end.forward_s);
+        let again = |stage: usize| {
+            point
+                .again
+                .get(stage)
+                .map_or(0.0, |layers| layers * self.classes.again_s)
+        };
+        let backward = of_classes(1);
+        let backward_s = self.seconds(
+            |stage| backward(stage) + again(stage),
+            |end| end.backward_s[set],
+        );
+        let spans = |seconds: &[f64]| super::candidate::spans(seconds);
+        let mut times = StageTimes::new(layout.pp(), spans(&forward_s), spans(&backward_s));
+        if self.case.schedule.divides_backward() {
+            let weight_s = self.seconds(of_classes(2), |end| end.weight_s);
+            times.weight = Some(spans(&weight_s));
+        }
+        if let Some((_, cost)) = message(self.case) {
+            times.hop.fill(cost.time.to_span());
+        }
+        times.hop_overlapped = question.stack.sends_beside(question.overlap, layout.vpp());
+        for (rank, lines) in ends.iter().enumerate() {
+            let layers: f64 = own(layout, rank).map(|stage| point.stages[stage]).sum();
+            let own = lines.map(|line| line.at(layers).max(0.0));
+            let [gather, reduce, optimizer] = spans(&own)[..] else {
+                unreachable!("as many as lines")
+            };
+            times.first_forward[rank] += gather;
+            times.reduce[rank] = reduce;
+            times.optimizer[rank] = optimizer;
+        }
+        times
+    }
+
+    /// Seconds that a path takes in any split at least.
+    fn along(&self, path: &LongestPath, ends: &[[program::Line; 3]]) -> Row {
+        let Case { layout, shape, .. } = self.case;
+        let stages = layout.stages() as usize;
+        let set = self.sets.of_ends();
+        let divides = self.case.schedule.divides_backward();
+        let passes = |stage: usize, [forward_s, backward_s, weight_s]: [f64; 3]| {
+            let weight_s = if divides { weight_s } else { 0.0 };
+            f64::from(path.forward[stage]) * forward_s
+                + f64::from(path.backward[stage]) * backward_s
+                + path.weight[stage] as f64 * weight_s
+        };
+        let of_end =
+            |stage, end: &Kind| passes(stage, [end.forward_s, end.backward_s[set], end.weight_s]);
+        let each = path
+            .forward
+            .iter()
+            .chain(&path.backward)
+            .map(|&passes| u64::from(passes));
+        let apart = path.weight.iter().map(|passes| passes.unsigned_abs());
+        // The ends of a rank are three times, and a stage has two of the model.
+        let rounded = each.chain(apart).sum::<u64>() as f64 + 3.0;
+        let mut constant = path.messages.seconds().0 - ROUNDED_S * rounded;
+        constant += of_end(0, &shape.embedding) + of_end(stages - 1, &shape.head);
+        let mut slopes = vec![0.0; stages];
+        for (rank, lines) in ends.iter().enumerate() {
+            let is_last = path.optimizer as usize == rank;
+            let on_path = [path.first_forward[rank], path.reduce[rank], is_last];
+            for (line, _) in lines.iter().zip(on_path).filter(|(_, on_path)| *on_path) {
+                constant += line.at_none;
+                own(layout, rank).for_each(|stage| slopes[stage] += line.slope);
+            }
+        }
+        let layers = (0..stages).map(|stage| {
+            let each = self.classes.each.iter();
+            let each = each.map(|of| passes(stage, of.0));
+            each.map(|seconds| seconds + slopes[stage]).collect()
+        });
+        let again = (0..stages).map(|stage| f64::from(path.backward[stage]) * self.classes.again_s);
+        Row::of_time(layers.collect(), again.collect(), constant)
+    }
+}
+
+/// The layers of stages of some sizes.
+fn layers_of(sizes: &[u32]) -> Vec<Vec<u32>> {
+    let mut from = 0;
+    let stages = sizes.iter().map(|size| {
+        from += size;
+        (from - size..from).collect()
+    });
+    stages.collect()
+}

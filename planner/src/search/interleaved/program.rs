@@ -1,0 +1,615 @@
+//! [`Program`]: layers of stages as a linear program, and what it is made of.
+
+use std::sync::Arc;
+
+use microlp::{
+    ComparisonOp, Error, OptimizationDirection, Problem, Solution, SolveOutcome, Variable,
+};
+
+use super::super::candidate::{Case, own};
+use super::super::recompute::Sets;
+use super::super::room::{Most, Shares};
+use super::WHOLE;
+use crate::layout::Layout;
+
+/// Layers that take as long as each other: seconds of a forward pass, of a backward pass, and what of that is gradients of weights,
+/// where it is divided.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Class(pub(super) [f64; 3]);
+
+/// The layers of a model under some recompute sets.
+pub(super) struct Classes {
+    pub(super) each: Vec<Class>,
+    /// The class of each layer, in order.
+    pub(super) of_layer: Vec<usize>,
+    /// By class, its kinds of layers.
+    kinds: Vec<Vec<usize>>,
+    /// Layers at the beginning of each stage that compute again, where these do alone.
+    first: u32,
+    /// Seconds that each of those computes again, of different ones the least.
+    pub(super) again_s: f64,
+}
+
+/// The fewest and the most layers of each stage and of each rank.
+#[derive(Debug, Clone)]
+pub(super) struct Limits {
+    pub(super) stages: Vec<[u32; 2]>,
+    pub(super) ranks: Vec<[u32; 2]>,
+}
+
+/// Parts of layers, as a program has them.
+#[derive(Debug, Clone)]
+pub(super) struct Point {
+    /// By stage, of each class.
+    pub(super) layers: Vec<Vec<f64>>,
+    /// By stage, of all.
+    pub(super) stages: Vec<f64>,
+    /// By stage, that compute again at its beginning; none where none does by itself.
+    pub(super) again: Vec<f64>,
+}
+
+/// A line, by what it is of no layers and of each more.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Line {
+    pub(super) at_none: f64,
+    pub(super) slope: f64,
+}
+
+/// A limit of a linear function of layers.
+#[derive(Debug, Clone)]
+pub(super) struct Row(Arc<Linear>);
+
+#[derive(Debug)]
+struct Linear {
+    /// By stage, of each class.
+    layers: Vec<Vec<f64>>,
+    /// By stage.
+    again: Vec<f64>,
+    constant: f64,
+    /// Whether it is seconds of the step at least; if not it is one at most.
+    is_time: bool,
+}
+
+/// Why a program has no solution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unsolved {
+    /// There is no point, or none that is asked for.
+    NoPoint,
+    /// It was not solved.
+    Failed,
+}
+
+/// A linear program, solved. Rows are added to it as it is, which [`good_lp`] cannot.
+#[derive(Clone)]
+pub(super) struct Program {
+    solution: Solution,
+    variables: Arc<Variables>,
+    rows: Vec<Row>,
+}
+
+struct Variables {
+    /// Seconds of the step.
+    step: Variable,
+    /// By stage, of each class.
+    layers: Vec<Vec<Variable>>,
+    /// By stage; none where none does by itself.
+    again: Vec<Again>,
+}
+
+/// Layers at the beginning of a stage that compute again.
+enum Again {
+    /// Of so many layers of the stage.
+    Line(Line),
+    Variable(Variable),
+}
+
+impl Classes {
+    pub(super) fn new(case: Case<'_>, sets: &Sets) -> Self {
+        let divides = case.schedule.divides_backward();
+        let kinds = &case.shape.kinds;
+        let mut classes = Self {
+            each: Vec::new(),
+            of_layer: Vec::new(),
+            kinds: Vec::new(),
+            first: 0,
+            again_s: 0.0,
+        };
+        for (layer, &place) in (0..).zip(&case.question.kind_of) {
+            let kind = &kinds[place];
+            let weight_s = if divides { kind.weight_s } else { 0.0 };
+            let backward_s = kind.backward_s[sets.least(layer)];
+            let own = Class([kind.forward_s, backward_s, weight_s]);
+            let known = classes.each.iter().position(|known| *known == own);
+            let class = known.unwrap_or_else(|| {
+                classes.each.push(own);
+                classes.kinds.push(Vec::new());
+                classes.each.len() - 1
+            });
+            classes.of_layer.push(class);
+            if !classes.kinds[class].contains(&place) {
+                classes.kinds[class].push(place);
+            }
+        }
+        if let Sets::First { layers, set } = *sets {
+            let each = case.question.kind_of.iter();
+            let each = each.map(|&place| kinds[place].backward_s[set] - kinds[place].backward_s[0]);
+            classes.first = layers;
+            classes.again_s = each.fold(f64::INFINITY, f64::min);
+        }
+        classes
+    }
+
+    /// Seconds of the shortest pass of a layer.
+    pub(super) fn shortest_s(&self) -> f64 {
+        let each = self.each.iter().flat_map(|of| &of.0[..2]);
+        each.copied().fold(f64::INFINITY, f64::min)
+    }
+
+    pub(super) fn layers(&self) -> u32 {
+        self.of_layer.len() as u32
+    }
+
+    /// Layers of a class before each layer, and in all.
+    fn before(&self, class: usize) -> Vec<f64> {
+        let mut before = vec![0.0];
+        for &own in &self.of_layer {
+            before.push(before[before.len() - 1] + f64::from(u8::from(own == class)));
+        }
+        before
+    }
+}
+
+impl Limits {
+    /// Those of splits that take less than something; none where layers are too few for all stages, or too many for all ranks.
+    pub(super) fn new(
+        layout: &Layout,
+        classes: &Classes,
+        most: &Most,
+        below_s: f64,
+    ) -> Option<Self> {
+        let num_stages = layout.stages();
+        let first_may_be_bare = num_stages > classes.layers();
+        let stage = |stage: u32| {
+            let may_be_bare = stage + 1 == num_stages || stage == 0 && first_may_be_bare;
+            [u32::from(!may_be_bare), u32::MAX]
+        };
+        let each = classes.each.iter();
+        let lightest_s = each.map(|Class([forward_s, backward_s, _])| forward_s + backward_s);
+        let lightest_s = lightest_s.fold(f64::INFINITY, f64::min);
+        let in_time = below_s / (lightest_s * f64::from(layout.microbatches()));
+        let rank = |rank: u32| {
+            let has_room = u32::try_from(most.of_rank(rank as usize)).unwrap_or(u32::MAX);
+            [0, has_room.min(in_time as u32)]
+        };
+        let limits = Self {
+            stages: (0..num_stages).map(stage).collect(),
+            ranks: (0..layout.pp()).map(rank).collect(),
+        };
+        limits.narrowed(layout, classes)
+    }
+
+    /// Whether only one split is within them.
+    pub(super) fn is_single(&self) -> bool {
+        self.stages.iter().all(|[fewest, most]| fewest == most)
+    }
+
+    pub(super) fn with_stage(&self, stage: usize, [fewest, most]: [u32; 2]) -> Self {
+        let mut limits = self.clone();
+        let own = &mut limits.stages[stage];
+        *own = [own[0].max(fewest), own[1].min(most)];
+        limits
+    }
+
+    pub(super) fn with_rank(&self, rank: usize, [fewest, most]: [u32; 2]) -> Self {
+        let mut limits = self.clone();
+        let own = &mut limits.ranks[rank];
+        *own = [own[0].max(fewest), own[1].min(most)];
+        limits
+    }
+
+    /// With what follows for ranks from their stages, for stages from their rank, and for both from how many layers there are; none
+    /// where no split is within them.
+    pub(super) fn narrowed(mut self, layout: &Layout, classes: &Classes) -> Option<Self> {
+        let all = [classes.layers(); 2];
+        let mut before = None;
+        while before.as_ref() != Some(&self.ranks) {
+            before = Some(self.ranks.clone());
+            for rank in 0..self.ranks.len() {
+                let stages: Vec<usize> = own(layout, rank).collect();
+                let mut parts: Vec<[u32; 2]> =
+                    stages.iter().map(|&stage| self.stages[stage]).collect();
+                narrow(&mut self.ranks[rank], &mut parts)?;
+                for (stage, part) in stages.into_iter().zip(parts) {
+                    self.stages[stage] = part;
+                }
+            }
+            narrow(&mut all.clone(), &mut self.ranks)?;
+        }
+        Some(self)
+    }
+
+    /// Where each stage may end, first and last.
+    fn boundaries(&self, layers: u32) -> Vec<[u32; 2]> {
+        let mut after = self
+            .stages
+            .iter()
+            .fold([0, 0_u32], |sum, own| added(sum, *own));
+        let mut before = [0, 0];
+        let each = self.stages.iter().map(|own| {
+            before = added(before, *own);
+            after = [after[0] - own[0], after[1].saturating_sub(own[1])];
+            [before[0], before[1].min(layers - after[0])]
+        });
+        each.collect()
+    }
+}
+
+fn added(a: [u32; 2], b: [u32; 2]) -> [u32; 2] {
+    [a[0] + b[0], a[1].saturating_add(b[1])]
+}
+
+/// Narrows limits of a whole and of its parts to what is possible; none where nothing is.
+fn narrow(whole: &mut [u32; 2], parts: &mut [[u32; 2]]) -> Option<()> {
+    let sum = parts.iter().fold([0, 0], |sum, part| added(sum, *part));
+    *whole = [whole[0].max(sum[0]), whole[1].min(sum[1])];
+    let [fewest, most] = *whole;
+    for part in parts {
+        let others = [sum[0] - part[0], sum[1].saturating_sub(part[1])];
+        let at_most = most.checked_sub(others[0])?;
+        let at_least = if sum[1] == u32::MAX {
+            0
+        } else {
+            fewest.saturating_sub(others[1])
+        };
+        *part = [part[0].max(at_least), part[1].min(at_most)];
+        if part[0] > part[1] {
+            return None;
+        }
+    }
+    (fewest <= most).then_some(())
+}
+
+impl Point {
+    /// Whole numbers of layers near to it within limits of stages, where these allow it, and whether they are the point itself.
+    pub(super) fn rounded(&self, limits: &Limits) -> (Option<Vec<u32>>, bool) {
+        let is_whole = |layers: &f64| (layers - layers.round()).abs() < WHOLE;
+        if self.stages.iter().all(is_whole) {
+            let sizes = self.stages.iter().map(|layers| layers.round() as u32);
+            return (Some(sizes.collect()), true);
+        }
+        let all: f64 = self.stages.iter().sum();
+        let floor = |(layers, [fewest, most]): (&f64, &[u32; 2])| {
+            ((layers + WHOLE) as u32).clamp(*fewest, *most)
+        };
+        let mut sizes: Vec<u32> = self.stages.iter().zip(&limits.stages).map(floor).collect();
+        let left = (all.round() as u32).checked_sub(sizes.iter().sum());
+        let may_grow = |stage: &usize| sizes[*stage] < limits.stages[*stage][1];
+        let mut order: Vec<usize> = (0..sizes.len()).filter(may_grow).collect();
+        let part = |stage: usize| self.stages[stage] - f64::from(sizes[stage]);
+        order.sort_by(|&a, &b| part(b).total_cmp(&part(a)));
+        let grown = left.and_then(|left| order.get(..left as usize));
+        let rounded = grown.map(|grown| {
+            for &stage in grown {
+                sizes[stage] += 1;
+            }
+            sizes
+        });
+        (rounded, false)
+    }
+}
+
+impl Line {
+    pub(super) fn at(&self, place: f64) -> f64 {
+        self.at_none + self.slope * place
+    }
+
+    /// The line through two points; level where they are one.
+    pub(super) fn through([from, low]: [f64; 2], [to, high]: [f64; 2]) -> Self {
+        let slope = if to > from {
+            (high - low) / (to - from)
+        } else {
+            0.0
+        };
+        Self {
+            at_none: low - slope * from,
+            slope,
+        }
+    }
+
+    /// Of the lines that are above none of some points, which are in order, the one that is the highest at a place between them.
+    pub(super) fn below(points: &[[f64; 2]], place: f64) -> Self {
+        let mut hull: Vec<[f64; 2]> = Vec::new();
+        for &point in points {
+            while let [.., before, last] = hull[..]
+                && Self::through(before, point).at(last[0]) <= last[1]
+            {
+                hull.pop();
+            }
+            hull.push(point);
+        }
+        let last = hull.len() - 1;
+        let after = hull.iter().position(|[at, _]| *at > place);
+        let after = after.unwrap_or(last).clamp(1.min(last), last);
+        Self::through(hull[after.saturating_sub(1)], hull[after])
+    }
+}
+
+impl Row {
+    /// A step takes so many seconds at least: of each layer, and of each that computes again.
+    pub(super) fn of_time(layers: Vec<Vec<f64>>, again: Vec<f64>, constant: f64) -> Self {
+        Self(Arc::new(Linear {
+            layers,
+            again,
+            constant,
+            is_time: true,
+        }))
+    }
+
+    /// Layers of the stages of a rank have room.
+    pub(super) fn of_memory(
+        classes: &Classes,
+        stages: impl Iterator<Item = usize>,
+        shares: &Shares,
+    ) -> Self {
+        let mut layers = Vec::new();
+        let mut again = Vec::new();
+        for (stage, [first, behind]) in stages.zip(&shares.by_chunk) {
+            let is_among = |kinds: &Vec<usize>| kinds.iter().all(|&kind| shares.among[kind]);
+            let each = classes.kinds.iter();
+            layers.resize(stage, Vec::new());
+            layers.push(
+                each.map(|kinds| if is_among(kinds) { *behind } else { 0.0 })
+                    .collect(),
+            );
+            again.resize(stage, 0.0);
+            again.push(if classes.first > 0 {
+                first - behind
+            } else {
+                0.0
+            });
+        }
+        Self(Arc::new(Linear {
+            layers,
+            again,
+            constant: 0.0,
+            is_time: false,
+        }))
+    }
+
+    /// What it is at a point.
+    pub(super) fn value(&self, point: &Point) -> f64 {
+        let Linear {
+            layers,
+            again,
+            constant,
+            ..
+        } = &*self.0;
+        let each = layers
+            .iter()
+            .zip(&point.layers)
+            .flat_map(|(own, at)| own.iter().zip(at));
+        let each = each.chain(again.iter().zip(&point.again));
+        constant + each.map(|(own, at)| own * at).sum::<f64>()
+    }
+
+    /// As terms that come to so much at most.
+    fn constraint(&self, variables: &Variables) -> (Vec<(Variable, f64)>, f64) {
+        let Linear {
+            layers,
+            again,
+            constant,
+            is_time,
+        } = &*self.0;
+        let mut most = -constant;
+        let mut terms = Vec::new();
+        for (stage, (own, of)) in layers.iter().zip(&variables.layers).enumerate() {
+            let mut slope = 0.0;
+            match variables.again.get(stage) {
+                Some(Again::Line(line)) => {
+                    slope = again[stage] * line.slope;
+                    most -= again[stage] * line.at_none;
+                }
+                Some(Again::Variable(of)) => terms.push((*of, again[stage])),
+                None => {}
+            }
+            terms.extend(own.iter().zip(of).map(|(own, of)| (*of, own + slope)));
+        }
+        if *is_time {
+            terms.push((variables.step, -1.0));
+        } else {
+            most += 1.0;
+        }
+        terms.retain(|(_, each)| *each != 0.0);
+        (terms, most)
+    }
+}
+
+impl Program {
+    /// The program of splits within some limits and rows.
+    pub(super) fn new(
+        layout: &Layout,
+        classes: &Classes,
+        limits: &Limits,
+        rows: Vec<Row>,
+    ) -> Result<Self, Unsolved> {
+        let mut problem = Problem::new(OptimizationDirection::Minimize);
+        let step = problem.add_var(1.0, (0.0, f64::INFINITY));
+        let ends = limits.boundaries(classes.layers());
+        let of_class = |class: usize| {
+            let before = classes.before(class);
+            let mut from = 0;
+            let each = limits
+                .stages
+                .iter()
+                .zip(&ends)
+                .map(|(&[fewest, most], end)| {
+                    let reach = before[end[1] as usize] - before[from];
+                    from = end[0] as usize;
+                    let fewest = if classes.each.len() == 1 { fewest } else { 0 };
+                    problem.add_var(0.0, (fewest.into(), f64::from(most).min(reach)))
+                });
+            each.collect::<Vec<Variable>>()
+        };
+        let by_class: Vec<Vec<Variable>> = (0..classes.each.len()).map(of_class).collect();
+        for (class, stages) in by_class.iter().enumerate() {
+            let all = classes.before(class)[classes.of_layer.len()];
+            problem.add_constraint(terms(stages), ComparisonOp::Eq, all);
+        }
+        let of_stage = |stage: usize| by_class.iter().map(|of| of[stage]).collect::<Vec<_>>();
+        let layers: Vec<Vec<Variable>> = (0..limits.stages.len()).map(of_stage).collect();
+        let mut between = |of: &[Variable], [fewest, most]: [u32; 2]| {
+            problem.add_constraint(terms(of), ComparisonOp::Ge, fewest.into());
+            problem.add_constraint(terms(of), ComparisonOp::Le, most.into());
+        };
+        for (rank, &limits) in limits.ranks.iter().enumerate() {
+            let of_rank: Vec<Variable> = own(layout, rank)
+                .flat_map(|stage| layers[stage].clone())
+                .collect();
+            between(&of_rank, limits);
+        }
+        if classes.each.len() > 1 {
+            for (of, &limits) in layers.iter().zip(&limits.stages) {
+                between(of, limits);
+            }
+            in_order(&mut problem, classes, &layers, &ends);
+        }
+        let again = if classes.first > 0 {
+            first_again(&mut problem, classes.first, &layers, limits)
+        } else {
+            Vec::new()
+        };
+        let variables = Variables {
+            step,
+            layers,
+            again,
+        };
+        for row in &rows {
+            let (terms, most) = row.constraint(&variables);
+            problem.add_constraint(terms, ComparisonOp::Le, most);
+        }
+        Ok(Self {
+            solution: solved(problem.solve())?,
+            variables: Arc::new(variables),
+            rows,
+        })
+    }
+
+    /// With one more row.
+    pub(super) fn with(mut self, row: Row) -> Result<Self, Unsolved> {
+        let (terms, most) = row.constraint(&self.variables);
+        self.solution = solved(self.solution.add_constraint(terms, ComparisonOp::Le, most))?;
+        self.rows.push(row);
+        Ok(self)
+    }
+
+    /// With so many layers in some stages together.
+    pub(super) fn between(
+        mut self,
+        stages: &[usize],
+        [fewest, most]: [u32; 2],
+    ) -> Result<Self, Unsolved> {
+        let of = stages
+            .iter()
+            .flat_map(|&stage| &self.variables.layers[stage]);
+        let of: Vec<Variable> = of.copied().collect();
+        let (at_least, at_most) = ((ComparisonOp::Ge, fewest), (ComparisonOp::Le, most));
+        for ((op, bound), is_one) in [(at_least, fewest > 0), (at_most, most < u32::MAX)] {
+            if is_one {
+                self.solution = solved(self.solution.add_constraint(terms(&of), op, bound.into()))?;
+            }
+        }
+        Ok(self)
+    }
+
+    /// Seconds of the step, the least that there are.
+    pub(super) fn seconds(&self) -> f64 {
+        self.solution.objective()
+    }
+
+    pub(super) fn point(&self) -> Point {
+        let value = |of: &Variable| self.solution.var_value_raw(*of);
+        let layers = self.variables.layers.iter();
+        let layers: Vec<Vec<f64>> = layers.map(|of| of.iter().map(value).collect()).collect();
+        let stages: Vec<f64> = layers.iter().map(|of| of.iter().sum()).collect();
+        let again = self.variables.again.iter().zip(&stages);
+        let again = again.map(|(again, &layers)| match again {
+            Again::Line(line) => line.at(layers),
+            Again::Variable(of) => value(of),
+        });
+        Point {
+            again: again.collect(),
+            layers,
+            stages,
+        }
+    }
+
+    /// Rows that hold its point.
+    pub(super) fn tight(self) -> Vec<Row> {
+        let (point, step_s) = (self.point(), self.seconds());
+        let is_tight = |row: &Row| {
+            let limit = if row.0.is_time { step_s } else { 1.0 };
+            row.value(&point) > limit * (1.0 - 1e-7)
+        };
+        self.rows.into_iter().filter(is_tight).collect()
+    }
+}
+
+fn solved(outcome: Result<SolveOutcome, Error>) -> Result<Solution, Unsolved> {
+    match outcome {
+        Ok(outcome) => outcome.into_solution().map_err(|_| Unsolved::Failed),
+        Err(Error::Infeasible) => Err(Unsolved::NoPoint),
+        Err(_) => Err(Unsolved::Failed),
+    }
+}
+
+fn terms(of: &[Variable]) -> Vec<(Variable, f64)> {
+    of.iter().map(|&of| (of, 1.0)).collect()
+}
+
+/// Layers are in order: before the end of a stage there are about as many of a class as before the layer there.
+fn in_order(problem: &mut Problem, classes: &Classes, layers: &[Vec<Variable>], ends: &[[u32; 2]]) {
+    for class in 1..classes.each.len() {
+        let before = classes.before(class);
+        for (stage, &[from, to]) in ends.iter().enumerate() {
+            let point = |end: u32| [f64::from(end), before[end as usize]];
+            let line = Line::through(point(from), point(to));
+            let off = (from..=to)
+                .map(point)
+                .map(|[end, count]| count - line.at(end));
+            let low = off.clone().fold(f64::INFINITY, f64::min);
+            let high = off.fold(f64::NEG_INFINITY, f64::max);
+            let each = layers[..=stage].iter().flat_map(|of| of.iter().enumerate());
+            let each = each.map(|(own, &of)| (of, f64::from(u8::from(own == class)) - line.slope));
+            let terms: Vec<(Variable, f64)> = each.collect();
+            problem.add_constraint(terms.clone(), ComparisonOp::Ge, line.at_none + low);
+            problem.add_constraint(terms, ComparisonOp::Le, line.at_none + high);
+        }
+    }
+}
+
+/// Layers at the beginning of each stage that compute again: as many as it has, but no more than are named, which is no less than a
+/// chord.
+fn first_again(
+    problem: &mut Problem,
+    first: u32,
+    layers: &[Vec<Variable>],
+    limits: &Limits,
+) -> Vec<Again> {
+    let each = layers.iter().zip(&limits.stages).map(|(of, ends)| {
+        let [from, to] = ends.map(|layers| [layers, layers.min(first)].map(f64::from));
+        let line = Line::through(from, to);
+        if ends[1] <= first || ends[0] >= first {
+            return Again::Line(line);
+        }
+        let again = problem.add_var(0.0, (0.0, first.into()));
+        let mut with = |slope: f64, op, bound| {
+            let mut terms = vec![(again, 1.0)];
+            terms.extend(of.iter().map(|&of| (of, -slope)));
+            problem.add_constraint(terms, op, bound);
+        };
+        with(line.slope, ComparisonOp::Ge, line.at_none);
+        with(1.0, ComparisonOp::Le, 0.0);
+        Again::Variable(again)
+    });
+    each.collect()
+}

@@ -1,0 +1,194 @@
+//! The best of splits against all that there are.
+
+use moefold_profiles::pricing::Costs;
+use moefold_profiles::units::Bytes;
+
+use super::*;
+use crate::choice::{Optimizer, ScheduleName, StackName};
+use crate::layout::{Batch, Layout};
+use crate::model::presets;
+use crate::options::SearchOptions;
+use crate::rules::Rules;
+use crate::search::Asked;
+use crate::search::judged::candidates;
+use crate::search::questions::question;
+use crate::search::schedules::Schedules;
+use crate::search::shape::Shapes;
+use crate::search::tests::cuts;
+use crate::search::watch::unwatched;
+use crate::stack::megatron::Declared;
+
+/// How many cases were looked at, of how many some splits had no room, and in how many stages of equal size were not the best.
+#[derive(Debug, Default)]
+struct Seen {
+    cases: usize,
+    full: usize,
+    uneven: usize,
+}
+
+/// The best split that has room is found and is known to be, whatever the room.
+fn check(
+    name: &str,
+    layers: &[usize],
+    (stack, optimizer): (StackName, Optimizer),
+    every: usize,
+) -> Seen {
+    let mut model = presets::load(name).expect("a preset");
+    let own = layers.iter().map(|&layer| model.layers[layer].clone());
+    model.layers = own.collect();
+    let num_layers = layers.len() as u32;
+    let cluster = &moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 64,
+    };
+    let options = &SearchOptions {
+        optimizer,
+        ..SearchOptions::new(batch, stack)
+    };
+    let costs = &Costs::for_cluster(cluster, &[]);
+    let rules = &Rules::of(&model, options);
+    let asked = Asked::new(&model, cluster, 16, options, costs, &Declared);
+    let mut question = question(&asked, rules).expect("legal");
+    let found = candidates(std::slice::from_ref(&question), 16, rules, &unwatched);
+    let layouts = found.expect("unwatched").layouts;
+    let schedules = &Schedules::new(&question, &layouts, &unwatched).expect("unwatched");
+    let is_cut = |layout: &&Layout| layout.vpp() > 1 && layout.stages() <= num_layers + 1;
+    let mut seen = Seen::default();
+    for layout in layouts.iter().filter(is_cut).step_by(every) {
+        let shapes = Shapes::new(layout);
+        let names: Vec<_> = question.schedules(layout.pp(), layout.vpp()).collect();
+        let set = question.sets.len() - 1;
+        let first = (1..3).map(|layers| Sets::First { layers, set });
+        let choices = question.choices.iter().step_by(7).cloned();
+        let each: Vec<Sets> = choices.chain(first).collect();
+        let of_name = |name: ScheduleName| each.iter().map(move |sets| (name, sets));
+        for (schedule, sets) in names.into_iter().flat_map(of_name) {
+            let mut limit = None;
+            for has_limit in [false, true] {
+                question.limit = limit.filter(|_| has_limit);
+                let case = Case {
+                    question: &question,
+                    layout,
+                    shape: shapes.held_under(&question, schedule, (true, 0)),
+                    schedule,
+                };
+                if !Interleaved::may_look(case) {
+                    continue;
+                }
+                let (most, is_uneven) = check_case((case, sets), num_layers, schedules);
+                limit = Some(most);
+                seen.cases += 1;
+                seen.full += usize::from(has_limit);
+                seen.uneven += usize::from(is_uneven);
+            }
+        }
+    }
+    seen
+}
+
+/// The same of a case. Memory that two of three splits have no room in, and whether the best has stages that differ.
+fn check_case(
+    (case, sets): (Case<'_>, &Sets),
+    num_layers: u32,
+    schedules: &Schedules,
+) -> (Bytes, bool) {
+    let (layout, schedule) = (case.layout, case.schedule);
+    let occupancies = schedules.occupancies(layout, schedule);
+    let simulated = || schedules.simulated(layout, schedule);
+    let ends = [u32::from(layout.stages() <= num_layers), 0];
+    let of_split = |stages: Vec<Vec<u32>>| {
+        let split = StageSplit::new(case, stages);
+        let times = split.times(case, sets);
+        let step_s = simulated().simulator().run(&times).total.seconds().0;
+        let peak = peak(&split.memory(case, sets, occupancies));
+        (step_s, peak, split.stages)
+    };
+    let all = cuts(num_layers, layout.stages(), ends).into_iter();
+    let mut all: Vec<_> = all.map(of_split).collect();
+    all.sort_by_key(|(_, peak, _)| *peak);
+    let third = all[all.len() / 3].1;
+    let capacity = case.question.capacity();
+    all.retain(|(_, peak, _)| *peak <= capacity);
+    let best = all.iter().min_by(|a, b| a.0.total_cmp(&b.0));
+    let room = Room::new(case, schedules.moments(layout, schedule), capacity);
+    let room = room.expect("whole weights");
+    let most = room.most(Of::Choice(sets));
+    for mut below_s in [f64::INFINITY, 1.01 * best.map_or(1.0, |best| best.0)] {
+        let (room, under) = ((Some(&room), &most), (simulated(), occupancies));
+        let mut splits = Interleaved::new((case, sets), room, under, below_s);
+        let mut found = splits.look(below_s);
+        let mut looks = 0;
+        loop {
+            below_s = found.as_ref().map_or(below_s, |found| found.step_s);
+            splits.close(below_s);
+            if splits.least_s() == f64::INFINITY {
+                break;
+            }
+            found = splits.look(below_s).or(found);
+            looks += 1;
+            assert!(looks < 20_000, "{layout:?} {schedule:?} {sets:?}");
+        }
+        let is_best = match (best, &found) {
+            (Some(best), Some(found)) => {
+                best.0 <= found.step_s && splits.enough_s(found.step_s) <= best.0
+            }
+            (best, found) => best.is_none() && found.is_none(),
+        };
+        assert!(
+            is_best,
+            "{layout:?} {schedule:?} {sets:?} {capacity:?}: {best:?} {found:?}"
+        );
+    }
+    let differ = |(.., stages): &(f64, Bytes, Vec<Vec<u32>>)| {
+        stages.iter().any(|stage| stage.len() != stages[0].len())
+    };
+    (third, best.is_some_and(differ))
+}
+
+#[test]
+fn oracle_the_best_of_all_splits_is_found() {
+    use Optimizer::{Adam, Muon};
+    use StackName::{Megatron, Moefold};
+    for (name, layers, stack, optimizer, every) in [
+        ("mixtral-8x7b", &[0; 9][..], Megatron, Adam, 29),
+        ("mixtral-8x7b", &[0; 7], Moefold, Adam, 29),
+        // Layers of two kinds: dense ones first, and in turns.
+        (
+            "deepseek-v2-lite",
+            &[0, 0, 1, 1, 1, 1, 1, 1],
+            Megatron,
+            Adam,
+            61,
+        ),
+        (
+            "deepseek-v2-lite",
+            &[0, 0, 1, 1, 1, 1, 1, 1],
+            Megatron,
+            Muon,
+            127,
+        ),
+        (
+            "gpt-oss-120b",
+            &[0, 1, 2, 3, 4, 5, 6, 7],
+            Megatron,
+            Adam,
+            19,
+        ),
+        (
+            "qwen3-next-80b-a3b",
+            &[0, 1, 2, 3, 4, 5, 6, 7],
+            Moefold,
+            Adam,
+            31,
+        ),
+    ] {
+        let seen = check(name, layers, (stack, optimizer), every);
+        let Seen {
+            cases,
+            full,
+            uneven,
+        } = seen;
+        assert!(cases > 20 && full > 10 && uneven > 10, "{name}: {seen:?}");
+    }
+}
