@@ -633,6 +633,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
         StackName::Megatron
     };
     let mut options = SearchOptions::new(batch, args.stack.unwrap_or(runs_here));
+    options.patient = args.time_limit.is_some();
     // On GPUs every stack trains in bf16 unless told otherwise.
     let on_gpus = (!on_cpu).then_some(Precision::Bf16);
     if let Some(precision) = args.precision.or(on_gpus) {

@@ -294,7 +294,7 @@ pub struct SearchRecord {
     /// Wall seconds of the search; the caller's clock, 0 where the output must not depend on it.
     pub elapsed_s: f64,
     /// Whether the first plan is proven best among the candidates, under the cost model: each was
-    /// priced, refused, or ruled out by a bound, and `gap` is 0.
+    /// priced, refused, or ruled out by a bound, but for what a millionth of its step could gain, and `gap` is 0.
     pub optimal: bool,
     /// What the first plan's layout could still gain, at most, if its layers were split into other stages
     /// or, where each may, chose their recompute sets in other ways; as a fraction of its step time. 0 where

@@ -86,6 +86,9 @@ pub struct SearchOptions {
     pub memory_gib: Option<f64>,
     /// Share of each device's memory that every plan leaves free, from 0 to below 1.
     pub memory_headroom: f64,
+    /// Whether the best split of the first plan's layers is looked for until it is known or the search is stopped, and not for so long
+    /// only.
+    pub patient: bool,
     /// Whether to look at every layout for a picture of them all, besides what the search needs.
     pub survey: bool,
     /// Points of the front of speed against memory that are looked for behind the fastest plan, at most.
@@ -141,6 +144,7 @@ impl SearchOptions {
             bucket_elements: None,
             routing: None,
             objective: Objective::Throughput,
+            patient: false,
             top: 5,
             memory_gib: None,
             memory_headroom: MEMORY_HEADROOM,

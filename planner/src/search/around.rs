@@ -8,7 +8,7 @@ use super::asked::Asked;
 use super::interleaved::NEAR;
 use super::least::Open;
 use super::predict::Priced;
-use super::watch::{Aim, Progress, Watch, aimed};
+use super::watch::{Aim, Progress, Watch, aimed, unwatched};
 use crate::answer::{Candidate, InsideDomain, SearchRecord};
 use crate::choice::Objective;
 use crate::layout::PartialDegrees;
@@ -82,7 +82,10 @@ pub(super) fn around(
     } else {
         let is_stopped = || stopped.load(Ordering::Relaxed);
         let among = (&mut plans, variants);
-        stages(&all, (plan, open, &is_stopped), among, &mut search);
+        if !stages(&all, (plan, open, &is_stopped), among, &mut search) {
+            // What could be gained is known all the same.
+            return (plans, search);
+        }
     }
     if stopped.into_inner() {
         (search.unseen, search.optimal) = (Some(0), false);
@@ -136,16 +139,17 @@ fn degrees(
 /// Moves layers of the first plans between stages. Splits are balanced by what ranks are sure to take ([`crate::partition`]); what
 /// messages and the ends of a step add is known when they are simulated, and may put another layout first. Then the best splits
 /// of layouts of several stages a rank are looked for that take little longer than the best, of `variants` of it too, and last those of
-/// the best: all that may take less still, where these are few, and where ranks have several stages the best of all.
+/// the best: all that may take less still, where these are few, and where ranks have several stages the best of all. Whether the search
+/// was stopped before that.
 fn stages(
     asked: &Asked<'_>,
     (plan, open, is_stopped): (&Search, &SplitsBelow, &dyn Fn() -> bool),
     (plans, variants): (&mut Vec<Priced>, Vec<Priced>),
     search: &mut SearchRecord,
-) {
+) -> bool {
     let options = asked.options;
     if !may_move(options) {
-        return;
+        return is_stopped();
     }
     // What no split of the best layout takes less than.
     let mut floor_s = least_s(&plans[0], search);
@@ -193,12 +197,9 @@ fn stages(
         if let Some(found) = found {
             *best = found;
         }
-        if is_stopped() {
-            floor_s
-        } else {
-            floor_s.max(left_s)
-        }
+        floor_s.max(left_s)
     };
+    let mut was_stopped = is_stopped();
     floor_s = prove(&mut plans[0], floor_s);
     for found in others {
         match plans.iter_mut().find(|plan| is_same(plan, &found)) {
@@ -212,12 +213,14 @@ fn stages(
         .is_some_and(|next| step_s(next) < step_s(&plans[0]))
     {
         floor_s = put_first(asked, plan, (plans, 1), search);
+        was_stopped |= is_stopped();
         floor_s = prove(&mut plans[0], floor_s);
         plans[1..].sort_by(|a, b| step_s(a).total_cmp(&step_s(b)));
     }
     let gap = 1.0 - floor_s / step_s(&plans[0]);
     search.gap = if gap < NEAR { 0.0 } else { gap };
     search.optimal = search.gap == 0.0;
+    was_stopped
 }
 
 /// Puts a plan first that is the best now, and says how many seconds its layout takes no less than.
@@ -262,6 +265,11 @@ fn split_below(
         return (None, 0.0);
     };
     let splits: Vec<_> = splits.into_iter().collect();
+    // What was found is not lost where the search was stopped meanwhile.
+    let asked = &Asked {
+        watch: &unwatched,
+        ..*asked
+    };
     let found = (!splits.is_empty()).then(|| priced(asked, plan, below_s, pins, &splits));
     (found.flatten().map(|(found, _)| found), left_s)
 }

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 
 use ends::Ends;
-use program::{Classes, Limits, Point, Program, Row, Unsolved};
+use program::{Classes, Limits, Point, Program, Row, Unsolved, WHOLE};
 
 use super::candidate::{Case, StageSplit, message, own};
 use super::recompute::Sets;
@@ -31,8 +31,6 @@ use crate::simulate::{LongestPath, StageTimes};
 
 /// Splits that take less than the best by no more than this share are not looked for: programs are solved in floating point.
 pub(crate) const NEAR: f64 = 1e-6;
-/// How far a number of layers may be from a whole one and be one.
-const WHOLE: f64 = 1e-6;
 /// What a time is rounded by at most, in seconds.
 const ROUNDED_S: f64 = 0.5e-9;
 /// Cuts that are added to a program at once at most.

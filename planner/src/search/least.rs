@@ -17,9 +17,9 @@ use crate::stack::ByLayer;
 
 /// Of how many open splits of the best plan's layout all are tried.
 const SPLITS: usize = 1000;
-/// How often parts of its splits are looked at, times the square of its stages, where ranks have several: up to three seconds on two
+/// How often parts of its splits are looked at, times the square of its stages, where ranks have several: a second or so on two
 /// cores.
-const WORK: usize = 1_000_000;
+const WORK: usize = 300_000;
 /// The same of another layout, whose splits are to take less than those of the best.
 const BRIEF_WORK: usize = 32_000;
 
@@ -288,7 +288,12 @@ pub(crate) fn open_splits(
             });
         }
     }
-    let most = if is_best { WORK } else { BRIEF_WORK };
+    let is_patient = questions.iter().any(|question| question.options.patient);
+    let most = match is_best {
+        true if is_patient => usize::MAX,
+        true => WORK,
+        false => BRIEF_WORK,
+    };
     open.add_best(interleaved, (below_s, most), looks);
     open
 }

@@ -9,8 +9,10 @@ use microlp::{
 use super::super::candidate::{Case, own};
 use super::super::recompute::Sets;
 use super::super::room::{Most, Shares};
-use super::WHOLE;
 use crate::layout::Layout;
+
+/// How far a number of layers may be from a whole one and be one.
+pub(super) const WHOLE: f64 = 1e-6;
 
 /// Layers that take as long as each other: seconds of a forward pass, of a backward pass, and what of that is gradients of weights,
 /// where it is divided.
