@@ -246,7 +246,7 @@ pub(crate) struct PlanArgs {
     /// the front of speed against memory that `compare` draws
     #[arg(long)]
     pub(crate) front: bool,
-    /// Stop searching after so long, with the best so far, and not before the best split of #1's layers is proven
+    /// Stop searching after so long, with the best so far. Until then the best split of #1's layers is looked for
     #[arg(long, value_name = "SECONDS")]
     pub(crate) time_limit: Option<f64>,
     /// How many plans to show

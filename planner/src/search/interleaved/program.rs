@@ -1,9 +1,11 @@
 //! [`Program`]: layers of stages as a linear program, and what it is made of.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use microlp::{
-    ComparisonOp, Error, OptimizationDirection, Problem, Solution, SolveOutcome, Variable,
+    ComparisonOp, Error, OptimizationDirection, Problem, Solution, SolutionStatus, SolveOutcome,
+    Variable,
 };
 
 use super::super::candidate::{Case, own};
@@ -13,6 +15,9 @@ use crate::layout::Layout;
 
 /// How far a number of layers may be from a whole one and be one.
 pub(super) const WHOLE: f64 = 1e-6;
+
+/// After how long a program is given up: the solver may go round in circles, and no program here takes a tenth of a second.
+const GIVEN_UP: Duration = Duration::from_secs(20);
 
 /// Layers that take as long as each other: seconds of a forward pass, of a backward pass, and what of that is gradients of weights,
 /// where it is divided.
@@ -27,7 +32,7 @@ pub(super) struct Classes {
     /// By class, its kinds of layers.
     kinds: Vec<Vec<usize>>,
     /// Layers at the beginning of each stage that compute again, where these do alone.
-    first: u32,
+    pub(super) first: u32,
     /// Seconds that each of those computes again, of different ones the least.
     pub(super) again_s: f64,
 }
@@ -435,6 +440,7 @@ impl Program {
         rows: Vec<Row>,
     ) -> Result<Self, Unsolved> {
         let mut problem = Problem::new(OptimizationDirection::Minimize);
+        problem.set_time_limit(GIVEN_UP);
         let step = problem.add_var(1.0, (0.0, f64::INFINITY));
         let ends = limits.boundaries(classes.layers());
         let of_class = |class: usize| {
@@ -557,10 +563,10 @@ impl Program {
 }
 
 fn solved(outcome: Result<SolveOutcome, Error>) -> Result<Solution, Unsolved> {
-    match outcome {
-        Ok(outcome) => outcome.into_solution().map_err(|_| Unsolved::Failed),
+    match outcome.map(SolveOutcome::into_solution) {
+        Ok(Ok(solution)) if solution.status() == SolutionStatus::Optimal => Ok(solution),
         Err(Error::Infeasible) => Err(Unsolved::NoPoint),
-        Err(_) => Err(Unsolved::Failed),
+        _ => Err(Unsolved::Failed),
     }
 }
 

@@ -87,7 +87,8 @@ fn check(
     seen
 }
 
-/// The same of a case. Memory that two of three splits have no room in, and whether the best has stages that differ.
+/// The same of a case, of whose splits no cut is above what one takes and no row of memory is above one that has room. Memory that
+/// two of three have no room in, and whether the best has stages that differ.
 fn check_case(
     (case, sets): (Case<'_>, &Sets),
     num_layers: u32,
@@ -114,6 +115,33 @@ fn check_case(
     let room = Room::new(case, schedules.moments(layout, schedule), capacity);
     let room = room.expect("whole weights");
     let most = room.most(Of::Choice(sets));
+    let under = (simulated(), occupancies);
+    let mut splits = Interleaved::new((case, sets), (Some(&room), &most), under, f64::INFINITY);
+    if let Some(limits) = splits.limits.clone() {
+        splits.ends = Ends::new(case, sets, &limits);
+        let points = all.iter().map(|(step_s, _, stages)| {
+            let sizes: Vec<usize> = stages.iter().map(Vec::len).collect();
+            (*step_s, point(&splits.classes, &sizes))
+        });
+        let points: Vec<(f64, Point)> = points.collect();
+        for (_, point) in points.iter().step_by(points.len() / 3 + 1) {
+            let row = splits.cut(&limits, point);
+            for (step_s, other) in &points {
+                let least_s = row.value(other);
+                assert!(
+                    least_s <= *step_s,
+                    "{layout:?} {sets:?}: {least_s} {step_s}"
+                );
+            }
+        }
+        for (_, point) in &points {
+            let mut rows = splits.memory.iter().flatten();
+            assert!(
+                rows.all(|row| row.value(point) <= 1.0),
+                "{layout:?} {sets:?}"
+            );
+        }
+    }
     for mut below_s in [f64::INFINITY, 1.01 * best.map_or(1.0, |best| best.0)] {
         let (room, under) = ((Some(&room), &most), (simulated(), occupancies));
         let mut splits = Interleaved::new((case, sets), room, under, below_s);
@@ -144,6 +172,26 @@ fn check_case(
         stages.iter().any(|stage| stage.len() != stages[0].len())
     };
     (third, best.is_some_and(differ))
+}
+
+/// A split as a point of programs.
+fn point(classes: &Classes, sizes: &[usize]) -> Point {
+    let mut from = 0;
+    let of_stage = |&size: &usize| {
+        let mut layers = vec![0.0; classes.each.len()];
+        for &class in &classes.of_layer[from..from + size] {
+            layers[class] += 1.0;
+        }
+        from += size;
+        layers
+    };
+    let layers = sizes.iter().map(of_stage).collect();
+    let again = |&size: &usize| f64::from(classes.first.min(size as u32));
+    Point {
+        layers,
+        stages: sizes.iter().map(|&size| size as f64).collect(),
+        again: sizes.iter().map(again).collect(),
+    }
 }
 
 #[test]
