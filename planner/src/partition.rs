@@ -263,11 +263,22 @@ pub fn moved(stages: &[Vec<u32>], source: usize, target: usize) -> Vec<Vec<u32>>
 
 /// Where stages begin, and where the last ends.
 fn positions(stages: &[Vec<u32>]) -> Vec<usize> {
-    let mut positions = vec![0];
-    for stage in stages {
-        positions.push(positions[positions.len() - 1] + stage.len());
-    }
-    positions
+    ends_of(stages.iter().map(Vec::len))
+}
+
+/// The same of stages of some sizes.
+fn ends_of(sizes: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut end = 0;
+    let ends = sizes.map(|size| {
+        end += size;
+        end
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+/// Stages of so many layers each.
+pub(crate) fn stages_of(sizes: &[u32]) -> Vec<Vec<u32>> {
+    held_by(&ends_of(sizes.iter().map(|&size| size as usize)))
 }
 
 /// The layers between cuts.

@@ -77,7 +77,7 @@ use around::{around, near, num_kept};
 use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
 use judged::{Candidates, candidates};
-use least::{Open, open_splits};
+use least::{Open, Splits, open_splits};
 use predict::Priced;
 use questions::questions;
 use request::{nearest, nearest_gpus};
@@ -335,9 +335,8 @@ fn plan_questions(
     Ok((priced, search))
 }
 
-/// Splits of the layout that is asked for which may take less than so many seconds, looked for as those of the best or only briefly;
-/// none where that cannot be told.
-fn splits_below(asked: &Asked<'_>, below_s: f64, is_best: bool) -> Option<Open> {
+/// Splits of the layout that is asked for which may take less than so many seconds; none where that cannot be told.
+fn splits_below(asked: &Asked<'_>, below_s: f64, which: Splits) -> Option<Open> {
     let layouts = |questions: &[Question<'_>], rules: &Rules| {
         let found = candidates(questions, asked.gpus, rules, asked.watch);
         found.ok().map(|found| found.layouts)
@@ -346,7 +345,7 @@ fn splits_below(asked: &Asked<'_>, below_s: f64, is_best: bool) -> Option<Open> 
         let looks = Looks::new(asked.watch, Phase::Looking, units.len());
         let mut open = Open::default();
         for unit in units {
-            open.add(open_splits(questions, unit, (below_s, is_best), &looks));
+            open.add(open_splits(questions, unit, (below_s, which), &looks));
         }
         Some(open)
     })

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::asked::Asked;
 use super::interleaved::NEAR;
-use super::least::Open;
+use super::least::{Open, Splits};
 use super::predict::Priced;
 use super::watch::{Aim, Progress, Watch, aimed, unwatched};
 use crate::answer::{Candidate, InsideDomain, SearchRecord};
@@ -19,9 +19,8 @@ use crate::partition;
 type Search = dyn Fn(&Asked<'_>, f64, &[Vec<Vec<u32>>]) -> Result<(Vec<Priced>, SearchRecord), PlanError>
     + Sync;
 
-/// Splits of the layout that is asked for which may take less than something, looked for as those of the best or only briefly; none
-/// where that cannot be told.
-type SplitsBelow = dyn Fn(&Asked<'_>, f64, bool) -> Option<Open> + Sync;
+/// Splits of the layout that is asked for which may take less than something; none where that cannot be told.
+type SplitsBelow = dyn Fn(&Asked<'_>, f64, Splits) -> Option<Open> + Sync;
 
 /// Of how many plans layers are moved.
 const MOVED: usize = 8;
@@ -136,31 +135,60 @@ fn degrees(
     found
 }
 
-/// Moves layers of the first plans between stages. Splits are balanced by what ranks are sure to take ([`crate::partition`]); what
-/// messages and the ends of a step add is known when they are simulated, and may put another layout first. Then the best splits
-/// of layouts of several stages a rank are looked for that take little longer than the best, of `variants` of it too, and last those of
-/// the best: all that may take less still, where these are few, and where ranks have several stages the best of all. Whether the search
-/// was stopped before that.
+/// Moves layers of the first plans between stages, looks for better splits of those that have several stages a rank, of `variants` of the
+/// best too, and last for what splits of the best may take less still: all where these are few, and where ranks have several stages the
+/// best of all. Whether the search was stopped before that.
 fn stages(
     asked: &Asked<'_>,
     (plan, open, is_stopped): (&Search, &SplitsBelow, &dyn Fn() -> bool),
     (plans, variants): (&mut Vec<Priced>, Vec<Priced>),
     search: &mut SearchRecord,
 ) -> bool {
-    let options = asked.options;
-    if !may_move(options) {
+    if !may_move(asked.options) {
         return is_stopped();
     }
     // What no split of the best layout takes less than.
     let mut floor_s = least_s(&plans[0], search);
-    let may_win = |own: &Priced, best: &Priced| {
-        let close = match own.plan.layout.vpp {
-            1 => CLOSE_OF_ONE_STAGE,
-            _ => CLOSE,
-        };
-        step_s(own) <= (1.0 + close) * step_s(best)
+    let is_whole = search.optimal;
+    let mut first = |plans: &mut [Priced], place: usize| {
+        floor_s = put_first(asked, plan, (plans, place), search);
     };
-    let first = usize::from(search.optimal);
+    move_layers(asked, plan, plans, is_whole, &mut first);
+    split_briefly(asked, (plan, open), (plans, variants), &mut first);
+    let was_stopped = is_stopped();
+    let best_s = step_s(&plans[0]);
+    if floor_s < best_s {
+        let (found, left_s) = split_below(asked, (plan, open), &plans[0], (best_s, Splits::All));
+        floor_s = floor_s.max(left_s);
+        if let Some(found) = found {
+            plans[0] = found;
+        }
+    }
+    let gap = 1.0 - floor_s / step_s(&plans[0]);
+    search.gap = if gap < NEAR { 0.0 } else { gap };
+    search.optimal = search.gap == 0.0;
+    was_stopped
+}
+
+/// Whether other splits of a plan may take less than the best.
+fn may_win(own: &Priced, best: &Priced) -> bool {
+    let close = match own.plan.layout.vpp {
+        1 => CLOSE_OF_ONE_STAGE,
+        _ => CLOSE,
+    };
+    step_s(own) <= (1.0 + close) * step_s(best)
+}
+
+/// Moves layers of the first plans between stages. Splits are balanced by what ranks are sure to take ([`crate::partition`]); what
+/// messages and the ends of a step add is known when they are simulated, and may put another layout first.
+fn move_layers(
+    asked: &Asked<'_>,
+    plan: &Search,
+    plans: &mut [Priced],
+    is_whole: bool,
+    put_first: &mut dyn FnMut(&mut [Priced], usize),
+) {
+    let first = usize::from(is_whole);
     let each = plans[..plans.len().min(MOVED)].par_iter().enumerate();
     // Fewer may win when those before them are moved.
     let all_moved: Vec<Option<Priced>> = each
@@ -175,52 +203,46 @@ fn stages(
         };
         plans[place] = found;
         if step_s(&plans[place]) < step_s(&plans[0]) {
-            floor_s = put_first(asked, plan, (plans, place), search);
+            put_first(plans, place);
         }
     }
-    plans[1..].sort_by(|a, b| step_s(a).total_cmp(&step_s(b)));
+    sort(&mut plans[1..]);
+}
+
+/// Looks for a moment for better splits of plans that take little longer than the best and have several stages a rank, of the best, of
+/// those behind it and of others.
+fn split_briefly(
+    asked: &Asked<'_>,
+    (plan, open): (&Search, &SplitsBelow),
+    (plans, variants): (&mut Vec<Priced>, Vec<Priced>),
+    put_first: &mut dyn FnMut(&mut [Priced], usize),
+) {
     let best_s = step_s(&plans[0]);
-    let is_near = |own: &&Priced| own.plan.layout.vpp > 1 && may_win(own, &plans[0]);
-    let briefly = |own| split_below(asked, (plan, open), own, (best_s, false)).0;
     let variants = variants
         .iter()
         .filter(|own| plans.iter().all(|plan| !is_same(plan, own)));
-    let others = plans.iter().take(MOVED).skip(1).chain(variants);
+    let others = plans.iter().take(MOVED).chain(variants);
+    let is_near = |own: &&Priced| own.plan.layout.vpp > 1 && may_win(own, &plans[0]);
     let others: Vec<&Priced> = others.filter(is_near).collect();
+    let briefly = |own| split_below(asked, (plan, open), own, (best_s, Splits::Better)).0;
     let others: Vec<Priced> = others.into_par_iter().filter_map(briefly).collect();
-    let prove = |best: &mut Priced, floor_s: f64| {
-        let best_s = step_s(best);
-        if floor_s >= best_s {
-            return floor_s;
-        }
-        let (found, left_s) = split_below(asked, (plan, open), best, (best_s, true));
-        if let Some(found) = found {
-            *best = found;
-        }
-        floor_s.max(left_s)
-    };
-    let mut was_stopped = is_stopped();
-    floor_s = prove(&mut plans[0], floor_s);
     for found in others {
         match plans.iter_mut().find(|plan| is_same(plan, &found)) {
             Some(plan) => *plan = found,
             None => plans.push(found),
         }
     }
-    plans[1..].sort_by(|a, b| step_s(a).total_cmp(&step_s(b)));
-    if plans
-        .get(1)
-        .is_some_and(|next| step_s(next) < step_s(&plans[0]))
-    {
-        floor_s = put_first(asked, plan, (plans, 1), search);
-        was_stopped |= is_stopped();
-        floor_s = prove(&mut plans[0], floor_s);
-        plans[1..].sort_by(|a, b| step_s(a).total_cmp(&step_s(b)));
+    sort(&mut plans[1..]);
+    let is_better = |next: &Priced| step_s(next) < step_s(&plans[0]);
+    if plans.get(1).is_some_and(is_better) {
+        put_first(plans, 1);
+        sort(&mut plans[1..]);
     }
-    let gap = 1.0 - floor_s / step_s(&plans[0]);
-    search.gap = if gap < NEAR { 0.0 } else { gap };
-    search.optimal = search.gap == 0.0;
-    was_stopped
+}
+
+/// The fastest first.
+fn sort(plans: &mut [Priced]) {
+    plans.sort_by(|a, b| step_s(a).total_cmp(&step_s(b)));
 }
 
 /// Puts a plan first that is the best now, and says how many seconds its layout takes no less than.
@@ -254,14 +276,21 @@ fn split_below(
     asked: &Asked<'_>,
     (plan, open): (&Search, &SplitsBelow),
     own: &Priced,
-    (below_s, is_best): (f64, bool),
+    (below_s, of): (f64, Splits),
 ) -> (Option<Priced>, f64) {
     let pins = own.plan.layout.pinned();
-    let options = &SearchOptions {
+    let mut options = SearchOptions {
         pins,
         ..asked.options.clone()
     };
-    let Some(Open { splits, left_s }) = open(&Asked { options, ..*asked }, below_s, is_best) else {
+    if of == Splits::Better {
+        let plan = &own.plan;
+        options.dispatcher = Some(plan.dispatcher);
+        let is_one = plan.recompute.alike().is_some() || plan.recompute.block().is_some();
+        options.recompute = is_one.then(|| plan.recompute.clone()).or(options.recompute);
+    }
+    let options = &options;
+    let Some(Open { splits, left_s }) = open(&Asked { options, ..*asked }, below_s, of) else {
         return (None, 0.0);
     };
     let splits: Vec<_> = splits.into_iter().collect();

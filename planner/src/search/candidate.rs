@@ -360,7 +360,7 @@ impl StageSplit {
                     end.across_s.iter().sum()
                 };
                 waits.reduce + shows_s
-            } else if !beside || case.schedule.divides_backward() {
+            } else if !Self::hides_reductions(case) {
                 end.reduce_s.iter().chain(&end.across_s).sum()
             } else if question.bucket_elements(layout).is_some() {
                 let reduced = (several(layout), &end.reduce_s[..]);
@@ -525,7 +525,7 @@ fn runs(question: &Question<'_>, layers: &[u32]) -> Vec<(usize, u32)> {
     runs
 }
 
-pub(super) fn spans(seconds: &[f64]) -> Vec<Span> {
+pub(crate) fn spans(seconds: &[f64]) -> Vec<Span> {
     let each = seconds.iter();
     each.map(|seconds| Seconds(*seconds).to_span()).collect()
 }

@@ -13,20 +13,23 @@ mod tests;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
 use ends::Ends;
 use program::{Classes, Limits, Point, Program, Row, Unsolved, WHOLE};
 
-use super::candidate::{Case, StageSplit, message, own};
+use super::candidate::{Case, StageSplit, message, own, spans};
 use super::recompute::Sets;
 use super::room::{Most, Of, Room};
 use super::schedules::Simulated;
-use super::shape::Kind;
+use super::shape::{Kind, Question};
 use super::stages::ranks_add_up;
 use super::unit::peak;
+use crate::choice::ScheduleName;
 use crate::memory::Occupancy;
+use crate::partition::stages_of;
 use crate::simulate::{LongestPath, StageTimes};
 
 /// Splits that take less than the best by no more than this share are not looked for: programs are solved in floating point.
@@ -39,6 +42,8 @@ const CUTS: usize = 8;
 const ROUNDS: usize = 15;
 /// How many layers more and fewer than a point has are probed.
 const PROBES: usize = 4;
+/// From how many stages layers are moved, and to how many.
+const MOVED: usize = 4;
 
 /// Splits that are left to look at, and what is known of them.
 struct Node {
@@ -64,6 +69,8 @@ pub(crate) struct Interleaved<'q> {
     classes: Classes,
     /// Those of all splits before they are looked at; none where there is no split.
     limits: Option<Limits>,
+    /// Seconds that no split takes less than, before they are looked at.
+    floor_s: f64,
     ends: Ends,
     /// Splits that are left, none before they are looked at.
     open: Vec<Node>,
@@ -71,6 +78,14 @@ pub(crate) struct Interleaved<'q> {
     seen: BTreeMap<Vec<u32>, Option<f64>>,
     /// [`NEAR`], or more where passes are so short that rounding them to nanoseconds is.
     near: f64,
+}
+
+/// Paths that are the longest near a point, under any recompute sets.
+pub(crate) struct Paths<'q> {
+    question: &'q Question<'q>,
+    schedule: ScheduleName,
+    longest: Vec<Arc<LongestPath>>,
+    point: Point,
 }
 
 /// The best split of some.
@@ -95,7 +110,7 @@ impl<'q> Interleaved<'q> {
         (case, sets): (Case<'q>, &Sets),
         (room, most): (Option<&Room<'_>>, &Most),
         (simulated, occupancies): (Simulated, &'q [Vec<Occupancy>]),
-        below_s: f64,
+        (floor_s, below_s): (f64, f64),
     ) -> Self {
         let classes = Classes::new(case, sets);
         let limits = Limits::new(case.layout, &classes, most, below_s);
@@ -118,6 +133,7 @@ impl<'q> Interleaved<'q> {
             ends: Ends::default(),
             classes,
             limits,
+            floor_s,
             open: Vec::new(),
             seen: BTreeMap::new(),
         }
@@ -143,7 +159,7 @@ impl<'q> Interleaved<'q> {
     /// Seconds that no split takes less than that is left; infinite where none is.
     pub(crate) fn least_s(&self) -> f64 {
         if self.limits.is_some() {
-            return 0.0;
+            return self.floor_s;
         }
         let each = self.open.iter().map(|node| node.least_s);
         each.fold(f64::INFINITY, f64::min)
@@ -151,10 +167,11 @@ impl<'q> Interleaved<'q> {
 
     /// Looks at all splits, or closer at those that take the least as far as is known. The best that is found, where it takes less than
     /// something.
-    pub(crate) fn look(&mut self, below_s: f64) -> Option<Best> {
+    pub(crate) fn look(&mut self, below_s: f64, paths: Option<&Paths<'_>>) -> Option<Best> {
         if let Some(limits) = self.limits.take() {
             self.ends = Ends::new(self.case, &self.sets, &limits);
-            let looked = self.looked_at(limits, (Vec::new(), 0.0), Some(ROUNDS), below_s);
+            let rows = paths.map_or_else(Vec::new, |paths| self.along_all(paths, &limits));
+            let looked = self.looked_at(limits, (rows, 0.0), Some(ROUNDS), below_s);
             return self.keep(Some(looked), below_s);
         }
         self.close(below_s);
@@ -167,8 +184,12 @@ impl<'q> Interleaved<'q> {
                 Some(rounds) => (Some(node.limits.clone()), Some(rounds)),
                 None => (self.probed(&node, below_s), None),
             };
+            let moved = match rounds {
+                None => self.moved(&node.limits),
+                Some(_) => Looked::default(),
+            };
             let looked = limits.map(|limits| self.looked_at(limits, known(), rounds, below_s));
-            return self.keep(looked, below_s);
+            return self.keep(looked.into_iter().chain([moved]), below_s);
         }
         let look = |limits: Option<Limits>| {
             let looked = limits.map(|limits| self.looked_at(limits, known(), None, below_s));
@@ -177,6 +198,28 @@ impl<'q> Interleaved<'q> {
         let [fewer, more] = self.halves(&node);
         let (fewer, more) = rayon::join(|| look(fewer), || look(more));
         self.keep([fewer, more], below_s)
+    }
+
+    /// Paths of the program of all splits, once it has as many as it is given before it is divided.
+    pub(crate) fn paths(&self) -> Option<Paths<'q>> {
+        let [
+            Node {
+                rounds: None | Some(0),
+                rows,
+                point: Some(point),
+                ..
+            },
+        ] = &self.open[..]
+        else {
+            return None;
+        };
+        let longest = rows.iter().filter_map(Row::path).cloned();
+        Some(Paths {
+            question: self.case.question,
+            schedule: self.case.schedule,
+            longest: longest.collect(),
+            point: point.clone(),
+        })
     }
 
     /// Leaves splits that take no less than something.
@@ -197,7 +240,7 @@ impl<'q> Interleaved<'q> {
             for (sizes, step_s) in tried {
                 let than_s = best.as_ref().map_or(below_s, |best| best.step_s);
                 if let Some(step_s) = step_s.filter(|step_s| *step_s < than_s) {
-                    let stages = layers_of(&sizes);
+                    let stages = stages_of(&sizes);
                     best = Some(Best { step_s, stages });
                 }
                 self.seen.insert(sizes, step_s);
@@ -275,13 +318,49 @@ impl<'q> Interleaved<'q> {
         Looked { left, tried }
     }
 
+    /// The best split that was simulated with single layers moved, as long as it takes less: from stages that the longest path has many
+    /// passes of to stages that it has few of.
+    fn moved(&self, limits: &Limits) -> Looked {
+        let simulator = self.simulated.simulator();
+        let mut looked = Looked::default();
+        let mut best = self.seen.iter().filter_map(with_room).min_by(by_seconds);
+        while let Some((sizes, step_s)) = best {
+            let times = StageSplit::new(self.case, stages_of(&sizes)).times(self.case, &self.sets);
+            let path = simulator.longest(&times);
+            let mut stages: Vec<usize> = (0..sizes.len()).collect();
+            stages.sort_by_key(|&stage| path.forward[stage] + path.backward[stage]);
+            let may_give = |&&stage: &&usize| sizes[stage] > limits.stages[stage][0];
+            let may_take = |&&stage: &&usize| sizes[stage] < limits.stages[stage][1];
+            let sources: Vec<&usize> = stages.iter().rev().filter(may_give).take(MOVED).collect();
+            let targets: Vec<&usize> = stages.iter().filter(may_take).take(MOVED).collect();
+            let one_moved = |(&source, &target): (&usize, &usize)| {
+                let mut sizes = sizes.clone();
+                sizes[source] -= 1;
+                sizes[target] += 1;
+                let step_s = self.step_s(&sizes);
+                (sizes, step_s)
+            };
+            let of_source = |&source| targets.par_iter().map(move |&target| (source, target));
+            let each = sources.par_iter().flat_map(of_source);
+            let all: Vec<(Vec<u32>, Option<f64>)> = each
+                .filter(|(source, target)| source != target)
+                .map(one_moved)
+                .collect();
+            let each = all.iter().map(|(sizes, step_s)| (sizes, step_s));
+            let next = each.filter_map(with_room).min_by(by_seconds);
+            best = next.filter(|next| next.1 < step_s);
+            looked.tried.extend(all);
+        }
+        looked
+    }
+
     /// Seconds of a split, by the layers of each stage, where it has room.
     fn step_s(&self, sizes: &[u32]) -> Option<f64> {
         if let Some(known) = self.seen.get(sizes) {
             return *known;
         }
         let (case, sets) = (self.case, &self.sets);
-        let split = StageSplit::new(case, layers_of(sizes));
+        let split = StageSplit::new(case, stages_of(sizes));
         let taken = peak(&split.memory(case, sets, self.occupancies));
         let on_host = split.on_host(case, sets, self.occupancies);
         let has_room =
@@ -351,13 +430,30 @@ impl<'q> Interleaved<'q> {
         } else {
             let farthest = farthest(stages, &limits.stages);
             let (stage, fewer) = farthest.unwrap_or_else(|| {
-                // Its point has no room, or kinds of layers are where they cannot be.
+                // Its point has no room, kinds of layers are where they cannot be, or more layers compute again than there.
+                let again = |stage: &usize| {
+                    let again = node
+                        .point
+                        .as_ref()
+                        .and_then(|point| point.again.get(*stage));
+                    let own = stages
+                        .get(*stage)
+                        .map_or(0.0, |own| own.min(self.classes.first.into()));
+                    again.map_or(0.0, |again| own - again)
+                };
                 let wide = |stage: &usize| {
                     let [fewest, most] = limits.stages[*stage];
                     (most - fewest, Reverse(*stage))
                 };
-                let all = 0..limits.stages.len();
-                let stage = all.max_by_key(wide).expect("there are stages");
+                let all = (0..limits.stages.len())
+                    .filter(|&stage| limits.stages[stage][0] < limits.stages[stage][1]);
+                let stage = all
+                    .max_by(|a, b| {
+                        again(a)
+                            .total_cmp(&again(b))
+                            .then_with(|| wide(a).cmp(&wide(b)))
+                    })
+                    .expect("there are stages");
                 let [fewest, most] = limits.stages[stage];
                 let own = stages.get(stage).map_or(fewest, |own| own.round() as u32);
                 (stage, own.clamp(fewest, most - 1))
@@ -377,10 +473,23 @@ impl<'q> Interleaved<'q> {
 
     /// Seconds that every split within some limits takes at least: those of the path that is the longest at a point.
     fn cut(&self, limits: &Limits, point: &Point) -> Row {
-        let ends = self.ends.lines((self.case, &self.sets), limits, point);
+        let ends = self.ends.lines(self.case, limits, point);
         let times = self.times(point, &ends);
         let path = self.simulated.simulator().longest(&times);
-        self.along(&path, &ends)
+        self.along(Arc::new(path), &ends)
+    }
+
+    /// What some paths take in any split within some limits at least; none where they are of other passes and messages.
+    fn along_all(&self, paths: &Paths<'_>, limits: &Limits) -> Vec<Row> {
+        let Case {
+            question, schedule, ..
+        } = self.case;
+        if !std::ptr::eq(paths.question, question) || paths.schedule != schedule {
+            return Vec::new();
+        }
+        let ends = self.ends.lines(self.case, limits, &paths.point);
+        let each = paths.longest.iter().cloned();
+        each.map(|path| self.along(path, &ends)).collect()
     }
 
     /// Seconds of each stage that its layers and the ends of the model take, of a kind of pass.
@@ -418,7 +527,6 @@ impl<'q> Interleaved<'q> {
             |stage| backward(stage) + again(stage),
             |end| end.backward_s[set],
         );
-        let spans = |seconds: &[f64]| super::candidate::spans(seconds);
         let mut times = StageTimes::new(layout.pp(), spans(&forward_s), spans(&backward_s));
         if self.case.schedule.divides_backward() {
             let weight_s = self.seconds(of_classes(2), |end| end.weight_s);
@@ -442,13 +550,11 @@ impl<'q> Interleaved<'q> {
     }
 
     /// Seconds that a path takes in any split at least.
-    fn along(&self, path: &LongestPath, ends: &[[program::Line; 3]]) -> Row {
+    fn along(&self, path: Arc<LongestPath>, ends: &[[program::Line; 3]]) -> Row {
         let Case { layout, shape, .. } = self.case;
         let stages = layout.stages() as usize;
         let set = self.sets.of_ends();
-        let divides = self.case.schedule.divides_backward();
         let passes = |stage: usize, [forward_s, backward_s, weight_s]: [f64; 3]| {
-            let weight_s = if divides { weight_s } else { 0.0 };
             f64::from(path.forward[stage]) * forward_s
                 + f64::from(path.backward[stage]) * backward_s
                 + path.weight[stage] as f64 * weight_s
@@ -480,16 +586,16 @@ impl<'q> Interleaved<'q> {
             each.map(|seconds| seconds + slopes[stage]).collect()
         });
         let again = (0..stages).map(|stage| f64::from(path.backward[stage]) * self.classes.again_s);
-        Row::of_time(layers.collect(), again.collect(), constant)
+        let (layers, again) = (layers.collect(), again.collect());
+        Row::of_path(path, (layers, again, constant))
     }
 }
 
-/// The layers of stages of some sizes.
-fn layers_of(sizes: &[u32]) -> Vec<Vec<u32>> {
-    let mut from = 0;
-    let stages = sizes.iter().map(|size| {
-        from += size;
-        (from - size..from).collect()
-    });
-    stages.collect()
+/// A split and its seconds, where it has room.
+fn with_room((sizes, step_s): (&Vec<u32>, &Option<f64>)) -> Option<(Vec<u32>, f64)> {
+    step_s.map(|step_s| (sizes.clone(), step_s))
+}
+
+fn by_seconds(a: &(Vec<u32>, f64), b: &(Vec<u32>, f64)) -> std::cmp::Ordering {
+    a.1.total_cmp(&b.1)
 }

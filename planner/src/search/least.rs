@@ -22,6 +22,8 @@ const SPLITS: usize = 1000;
 const WORK: usize = 300_000;
 /// The same of another layout, whose splits are to take less than those of the best.
 const BRIEF_WORK: usize = 32_000;
+/// How many choices of recompute sets are looked at at once.
+const AT_ONCE: usize = 2;
 
 /// Seconds that no child of a unit takes less than which may fit, however its layers are split; or `within_s`, where that
 /// is less.
@@ -110,6 +112,15 @@ fn each_way(
     Some(())
 }
 
+/// Which splits of a layout are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Splits {
+    /// All that may be its best.
+    All,
+    /// For a moment, better ones of ranks with several stages.
+    Better,
+}
+
 /// Splits that may take less than some time and have room.
 #[derive(Debug)]
 pub(crate) struct Open {
@@ -155,33 +166,36 @@ impl Open {
         (below_s, most): (f64, usize),
         looks: &Looks<'_>,
     ) {
-        let first = |splits: &mut Interleaved<'_>| {
-            let goes_on = looks.begin().is_continue();
-            goes_on.then(|| splits.look(below_s)).flatten()
-        };
-        let begun = all.par_iter_mut().map(first);
-        let begun: Vec<Option<Best>> = begun.collect();
         let least = |a: &Best, b: &Best| a.step_s.total_cmp(&b.step_s);
-        let mut best = begun.into_iter().flatten().min_by(least);
+        let mut best: Option<Best> = None;
+        let mut paths = None;
         let mut work = 0;
         loop {
             let below_s = best.as_ref().map_or(below_s, |best| best.step_s);
             for splits in &mut all {
                 splits.close(below_s);
             }
-            let by_least = |a: &&mut Interleaved<'_>, b: &&mut Interleaved<'_>| {
-                a.least_s().total_cmp(&b.least_s())
-            };
-            let next = all.iter_mut().min_by(by_least);
-            let Some(next) = next.filter(|splits| splits.least_s() < f64::INFINITY) else {
+            all.retain(|splits| splits.least_s() < f64::INFINITY);
+            // One is looked at until nothing is gained without dividing its splits; others begin with its paths.
+            paths = paths.or_else(|| all.first().and_then(Interleaved::paths));
+            if paths.is_some() {
+                all.sort_by(|a, b| a.least_s().total_cmp(&b.least_s()));
+            }
+            let at_once = if paths.is_some() { AT_ONCE } else { 1 };
+            let Some(least_s) = all.iter().map(Interleaved::least_s).reduce(f64::min) else {
                 break;
             };
-            work += next.num_stages().pow(2);
+            let next = all.iter_mut().take(at_once);
+            work += next.map(|splits| splits.num_stages().pow(2)).sum::<usize>();
             if work > most || looks.begin().is_break() {
-                self.left_s = self.left_s.min(next.least_s());
+                self.left_s = self.left_s.min(least_s);
                 break;
             }
-            best = next.look(below_s).or(best);
+            let next = all.par_iter_mut().take(at_once);
+            let found: Vec<Option<Best>> = next
+                .map(|splits| splits.look(below_s, paths.as_ref()))
+                .collect();
+            best = found.into_iter().flatten().min_by(least).or(best);
         }
         if let Some(best) = best {
             self.left_s = self.left_s.min(best.step_s);
@@ -214,12 +228,11 @@ pub(crate) fn least_by_layer_s(
     least_s
 }
 
-/// Splits of a unit that may take less than `below_s` and have room: where ranks have several stages the best, if it does. Of a layout that
-/// is not the best others are left.
+/// Splits of a unit that may take less than `below_s` and have room: where ranks have several stages the best, if it does.
 pub(crate) fn open_splits(
     questions: &[Question<'_>],
     unit: &Unit<'_>,
-    (below_s, is_best): (f64, bool),
+    (below_s, which): (f64, Splits),
     looks: &Looks<'_>,
 ) -> Open {
     let mut open = Open::default();
@@ -255,7 +268,8 @@ pub(crate) fn open_splits(
                 if of_choice && Interleaved::may_look(case) {
                     let simulated = unit.schedules.simulated(unit.layout, schedule);
                     let (room, schedule) = ((room.as_ref(), &most), (simulated, occupancies));
-                    let splits = Interleaved::new((case, sets), room, schedule, below_s);
+                    let within_s = (least_s(shape, sets), below_s);
+                    let splits = Interleaved::new((case, sets), room, schedule, within_s);
                     // More layers than a stage has do not compute again.
                     let is_more = splits.largest().is_some_and(
                         |most| matches!(sets, Sets::First { layers, .. } if *layers > most),
@@ -263,7 +277,7 @@ pub(crate) fn open_splits(
                     interleaved.extend((!is_more).then_some(splits));
                     return Some(!is_more);
                 }
-                if !is_best {
+                if which == Splits::Better {
                     open.left_s = 0.0;
                     return None;
                 }
@@ -289,10 +303,10 @@ pub(crate) fn open_splits(
         }
     }
     let is_patient = questions.iter().any(|question| question.options.patient);
-    let most = match is_best {
-        true if is_patient => usize::MAX,
-        true => WORK,
-        false => BRIEF_WORK,
+    let most = match which {
+        Splits::All if is_patient => usize::MAX,
+        Splits::All => WORK,
+        Splits::Better => BRIEF_WORK,
     };
     open.add_best(interleaved, (below_s, most), looks);
     open

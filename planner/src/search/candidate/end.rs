@@ -184,6 +184,21 @@ impl StageSplit {
         free.max(now) - alone
     }
 
+    /// Whether gradients that rest whole are reduced beside the last backward passes.
+    pub(crate) fn hides_reductions(case: Case<'_>) -> bool {
+        let question = case.question;
+        question.stack.hides(question.overlap).grad_reduce && !case.schedule.divides_backward()
+    }
+
+    /// Seconds by which a rank ends later at least than its last backward passes under some recompute sets, beside which its gradients
+    /// are reduced, however its layers are split into stages.
+    pub(crate) fn reduced_at_least_s(&self, case: Case<'_>, rank: usize, sets: &Sets) -> f64 {
+        let reduce_s: f64 = self.ends[rank].reduce_s.iter().sum();
+        let passes_s = self.passes_by_unit(case, rank, sets).into_iter();
+        let backward_s: f64 = passes_s.map(|[_, backward_s]| backward_s).sum();
+        (reduce_s - backward_s).max(0.0)
+    }
+
     /// Seconds by which a rank's first forward pass is longer for its weights, which are gathered from the start of the
     /// step in order of use; it begins when the first message is there, and is so much slower beside gathers.
     pub(super) fn gathered_after(

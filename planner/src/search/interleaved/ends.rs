@@ -8,48 +8,53 @@ use super::super::candidate::{Case, StageSplit, own};
 use super::super::recompute::Sets;
 use super::program::{Limits, Line, Point};
 
+/// Layers of a rank, by kind.
+type Counts = Vec<u32>;
+
 /// See the module's documentation.
 #[derive(Default)]
 pub(super) struct Ends {
-    /// By layers of a rank.
-    known: BTreeMap<u32, End>,
+    known: BTreeMap<Counts, End>,
+    /// The first layer of each kind and the one behind its last, where no others are between them: so many of each are then the same
+    /// layers in the same order, whatever stages they are in.
+    blocks: Option<Vec<[u32; 2]>>,
 }
 
-/// With so many layers on each rank.
+/// With so many layers of each kind on each rank.
 struct End {
-    /// Of the first kind of layer alone, all in the first stage of each rank.
+    /// All in the first stage of each rank.
     split: StageSplit,
-    /// By rank, with these.
+    /// By rank.
     reduce_s: Vec<f64>,
-    /// By rank, with layers of the kind that takes the least.
+    /// By rank.
     optimizer_s: Vec<f64>,
 }
 
 impl Ends {
     /// Of ranks within some limits.
     pub(super) fn new(case: Case<'_>, sets: &Sets, limits: &Limits) -> Self {
-        let numbers: BTreeSet<u32> = limits
-            .ranks
-            .iter()
-            .flat_map(|&[fewest, most]| fewest..=most)
-            .collect();
-        let known = numbers
-            .into_iter()
-            .map(|layers| (layers, End::new(case, sets, layers)));
-        Self {
-            known: known.collect(),
+        let mut ends = Self {
+            known: BTreeMap::new(),
+            blocks: blocks(&case.question.kind_of, case.shape.kinds.len()),
+        };
+        let mut all: BTreeSet<Counts> = BTreeSet::new();
+        for (rank, &[fewest, most]) in limits.ranks.iter().enumerate() {
+            let kinds = ends.of_kinds(case, limits, rank);
+            let each = (fewest..=most).flat_map(|layers| ends.ways(case, layers, &kinds));
+            all.extend(each);
         }
+        let known = all.into_iter().map(|counts| {
+            let end = End::new(case, sets, &counts);
+            (counts, end)
+        });
+        ends.known = known.collect();
+        ends
     }
 
     /// By rank, lines that are below what its weights take that are gathered before the first forward pass, what its gradients take that
     /// are reduced after the last backward pass, and its optimizer step, in seconds by layers of the rank, within some limits: as near as
     /// can be where a point has them.
-    pub(super) fn lines(
-        &self,
-        (case, sets): (Case<'_>, &Sets),
-        limits: &Limits,
-        point: &Point,
-    ) -> Vec<[Line; 3]> {
+    pub(super) fn lines(&self, case: Case<'_>, limits: &Limits, point: &Point) -> Vec<[Line; 3]> {
         let (layout, shape) = (case.layout, case.shape);
         let kinds = || case.question.kind_of.iter().map(|&kind| &shape.kinds[kind]);
         let slowest_s = kinds().map(|kind| kind.forward_s).fold(0.0, f64::max);
@@ -58,9 +63,12 @@ impl Ends {
         let mut lines = Vec::new();
         for rank in 0..layout.pp() as usize {
             let [fewest, most] = limits.ranks[rank];
+            let kinds = self.of_kinds(case, limits, rank);
             let mut points = [const { Vec::new() }; 3];
             for layers in fewest..=most {
-                let own = self.of_rank((case, sets), rank, layers, arrives);
+                let own = self.of_rank(case, rank, (layers, &kinds), arrives);
+                // Of limits that no layers are within nothing is asked.
+                let own = own.unwrap_or_default();
                 for (points, seconds) in points.iter_mut().zip(own) {
                     points.push([f64::from(layers), seconds]);
                 }
@@ -76,60 +84,138 @@ impl Ends {
     }
 
     /// Seconds of the three on a rank of so many layers, whose first message is there after some: no more than it takes whatever layers
-    /// these are.
+    /// these are, among so many of each kind; none where there are no such.
     fn of_rank(
         &self,
-        (case, sets): (Case<'_>, &Sets),
+        case: Case<'_>,
         rank: usize,
-        layers: u32,
+        (layers, kinds): (u32, &[[u32; 2]]),
         arrives: f64,
-    ) -> [f64; 3] {
-        let end = &self.known[&layers];
-        let kind_of = &case.question.kind_of;
-        let is_one_kind = kind_of.iter().all(|kind| *kind == kind_of[0]);
-        // Reductions run beside backward passes, which take as long in any order of stages where all layers do.
-        let is_alike = is_one_kind && matches!(sets, Sets::Every(_));
-        // Replicas that divide whole tensors may each have less to do where these differ; of elements they have no less than where all
-        // layers are of the smallest kind.
-        let is_sum = is_one_kind || !case.question.options.optimizer.deals_tensors();
-        [
-            if is_one_kind {
-                end.split.gather_shows_s(case, rank, arrives)
+    ) -> Option<[f64; 3]> {
+        let ways = self.ways(case, layers, kinds).into_iter();
+        let each = ways.map(|counts| {
+            let end = &self.known[&counts];
+            if self.blocks.is_some() {
+                let gather_s = end.split.gather_shows_s(case, rank, arrives);
+                [gather_s, end.reduce_s[rank], end.optimizer_s[rank]]
+            } else if case.question.options.optimizer.deals_tensors() {
+                // Replicas that divide whole tensors may each have less to do where these differ.
+                [0.0; 3]
             } else {
-                0.0
-            },
-            if is_alike { end.reduce_s[rank] } else { 0.0 },
-            if is_sum { end.optimizer_s[rank] } else { 0.0 },
-        ]
+                [0.0, 0.0, end.optimizer_s[rank]]
+            }
+        });
+        each.reduce(|least, own| [0, 1, 2].map(|end| f64::min(least[end], own[end])))
+    }
+
+    /// The fewest and the most layers of each kind that a rank may have within some limits; of kinds between which there are others, those
+    /// that it has.
+    fn of_kinds(&self, case: Case<'_>, limits: &Limits, rank: usize) -> Vec<[u32; 2]> {
+        let Some(blocks) = &self.blocks else {
+            return Vec::new();
+        };
+        let ends = limits.boundaries(case.question.kind_of.len() as u32);
+        let of_stage = |stage: usize, [first, behind]: [u32; 2]| {
+            limits.counts(&ends, stage, |layer| layer.clamp(first, behind) - first)
+        };
+        let of_kind = |&block: &[u32; 2]| {
+            let stages = own(case.layout, rank).map(|stage| of_stage(stage, block));
+            stages.fold([0, 0], |sum, own| [sum[0] + own[0], sum[1] + own[1]])
+        };
+        blocks.iter().map(of_kind).collect()
+    }
+
+    /// So many layers by kind, within limits of each; where these are not known, all of one.
+    fn ways(&self, case: Case<'_>, layers: u32, kinds: &[[u32; 2]]) -> Vec<Counts> {
+        if self.blocks.is_some() {
+            return among(layers, kinds);
+        }
+        let kinds: BTreeSet<usize> = case.question.kind_of.iter().copied().collect();
+        let of_kind = |kind: usize| {
+            let mut counts = vec![0; case.shape.kinds.len()];
+            counts[kind] = layers;
+            counts
+        };
+        kinds.into_iter().map(of_kind).collect()
     }
 }
 
+/// All numbers within some limits that add up to something.
+fn among(sum: u32, limits: &[[u32; 2]]) -> Vec<Counts> {
+    let Some((&[fewest, most], rest)) = limits.split_last() else {
+        return if sum == 0 {
+            vec![Vec::new()]
+        } else {
+            Vec::new()
+        };
+    };
+    let each = (fewest..=most.min(sum)).flat_map(|last| {
+        let others = among(sum - last, rest).into_iter();
+        others.map(move |mut counts| {
+            counts.push(last);
+            counts
+        })
+    });
+    each.collect()
+}
+
+/// The first layer of each kind and the one behind its last, where layers of a kind follow one another.
+fn blocks(kind_of: &[usize], kinds: usize) -> Option<Vec<[u32; 2]>> {
+    let mut blocks = vec![[0; 2]; kinds];
+    for (layer, &kind) in (0..).zip(kind_of) {
+        let [first, behind] = &mut blocks[kind];
+        if first == behind {
+            *first = layer;
+        } else if *behind < layer {
+            return None;
+        }
+        *behind = layer + 1;
+    }
+    Some(blocks)
+}
+
 impl End {
-    fn new(case: Case<'_>, sets: &Sets, layers: u32) -> Self {
+    fn new(case: Case<'_>, sets: &Sets, counts: &Counts) -> Self {
         let layout = case.layout;
         let pp = layout.pp() as usize;
-        let of_kind = |kind: usize| {
-            let kind_of = &case.question.kind_of;
-            let layer = kind_of.iter().position(|own| *own == kind)? as u32;
-            let mut stages = vec![Vec::new(); layout.stages() as usize];
-            stages[..pp].fill(vec![layer; layers as usize]);
-            let split = StageSplit::new(case, stages);
-            let times = split.times(case, sets);
-            let seconds =
-                |spans: &[Span]| spans[..pp].iter().map(|span| span.seconds().0).collect();
-            Some(Self {
-                split,
-                reduce_s: seconds(&times.reduce),
-                optimizer_s: seconds(&times.optimizer),
-            })
+        let kind_of = &case.question.kind_of;
+        let of_kind = |(kind, &count): (usize, &u32)| {
+            let layers = (0..).zip(kind_of).filter(move |(_, own)| **own == kind);
+            layers.map(|(layer, _)| layer).take(count as usize)
         };
-        let each = (0..case.shape.kinds.len()).filter_map(of_kind);
-        let least = each.reduce(|mut least, own| {
-            for (least, own) in least.optimizer_s.iter_mut().zip(own.optimizer_s) {
-                *least = least.min(own);
-            }
-            least
-        });
-        least.expect("there are layers")
+        let mut layers: Vec<u32> = counts.iter().enumerate().flat_map(of_kind).collect();
+        layers.sort_unstable();
+        let is_one_kind = counts.iter().filter(|count| **count > 0).count() < 2;
+        let mut stages = vec![Vec::new(); layout.stages() as usize];
+        stages[..pp].fill(layers);
+        let split = StageSplit::new(case, stages);
+        let times = split.times(case, sets);
+        let seconds = |spans: &[Span]| -> Vec<f64> {
+            spans[..pp].iter().map(|span| span.seconds().0).collect()
+        };
+        let most = match *sets {
+            Sets::First { layers, set } if is_one_kind => Some(Sets::First {
+                layers: layers * layout.vpp(),
+                set,
+            }),
+            Sets::First { set, .. } => Some(Sets::Every(set)),
+            Sets::Every(_) | Sets::Each(_) => None,
+        };
+        let reduce_s = most
+            .filter(|_| StageSplit::hides_reductions(case))
+            .map_or_else(
+                || seconds(&times.reduce),
+                |most| {
+                    let ranks = 0..pp;
+                    ranks
+                        .map(|rank| split.reduced_at_least_s(case, rank, &most))
+                        .collect()
+                },
+            );
+        Self {
+            reduce_s,
+            optimizer_s: seconds(&times.optimizer),
+            split,
+        }
     }
 }

@@ -12,6 +12,7 @@ use super::super::candidate::{Case, own};
 use super::super::recompute::Sets;
 use super::super::room::{Most, Shares};
 use crate::layout::Layout;
+use crate::simulate::LongestPath;
 
 /// How far a number of layers may be from a whole one and be one.
 pub(super) const WHOLE: f64 = 1e-6;
@@ -73,8 +74,8 @@ struct Linear {
     /// By stage.
     again: Vec<f64>,
     constant: f64,
-    /// Whether it is seconds of the step at least; if not it is one at most.
-    is_time: bool,
+    /// The path that it is seconds of, which the step takes at least; if none, it is one at most.
+    path: Option<Arc<LongestPath>>,
 }
 
 /// Why a program has no solution.
@@ -154,6 +155,18 @@ impl Classes {
 
     pub(super) fn layers(&self) -> u32 {
         self.of_layer.len() as u32
+    }
+
+    /// By stage, the fewest and the most layers of each class within some limits, where stages end in some places.
+    fn within(&self, limits: &Limits, ends: &[[u32; 2]]) -> Vec<Vec<[u32; 2]>> {
+        let mut all = vec![Vec::new(); ends.len()];
+        for class in 0..self.each.len() {
+            let before = self.before(class);
+            for (stage, of) in all.iter_mut().enumerate() {
+                of.push(limits.counts(ends, stage, |layer| before[layer as usize] as u32));
+            }
+        }
+        all
     }
 
     /// Layers of a class before each layer, and in all.
@@ -236,7 +249,7 @@ impl Limits {
     }
 
     /// Where each stage may end, first and last.
-    fn boundaries(&self, layers: u32) -> Vec<[u32; 2]> {
+    pub(super) fn boundaries(&self, layers: u32) -> Vec<[u32; 2]> {
         let mut after = self
             .stages
             .iter()
@@ -248,6 +261,27 @@ impl Limits {
             [before[0], before[1].min(layers - after[0])]
         });
         each.collect()
+    }
+
+    /// The fewest and the most layers of a stage of those of which there are so many before each, where stages end in some places.
+    pub(super) fn counts(
+        &self,
+        ends: &[[u32; 2]],
+        stage: usize,
+        before: impl Fn(u32) -> u32,
+    ) -> [u32; 2] {
+        let from = stage.checked_sub(1).map_or([0, 0], |before| ends[before]);
+        let [fewest, most] = self.stages[stage];
+        let [first, last] = ends[stage];
+        let mut counts = [u32::MAX, 0];
+        for from in from[0]..=from[1] {
+            let reach = first.max(from + fewest)..=last.min(from.saturating_add(most));
+            for to in reach {
+                let own = before(to) - before(from);
+                counts = [counts[0].min(own), counts[1].max(own)];
+            }
+        }
+        counts
     }
 }
 
@@ -342,13 +376,16 @@ impl Line {
 }
 
 impl Row {
-    /// A step takes so many seconds at least: of each layer, and of each that computes again.
-    pub(super) fn of_time(layers: Vec<Vec<f64>>, again: Vec<f64>, constant: f64) -> Self {
+    /// A step takes as many seconds as a path at least: of each layer, and of each that computes again.
+    pub(super) fn of_path(
+        path: Arc<LongestPath>,
+        (layers, again, constant): (Vec<Vec<f64>>, Vec<f64>, f64),
+    ) -> Self {
         Self(Arc::new(Linear {
             layers,
             again,
             constant,
-            is_time: true,
+            path: Some(path),
         }))
     }
 
@@ -379,8 +416,12 @@ impl Row {
             layers,
             again,
             constant: 0.0,
-            is_time: false,
+            path: None,
         }))
+    }
+
+    pub(super) fn path(&self) -> Option<&Arc<LongestPath>> {
+        self.0.path.as_ref()
     }
 
     /// What it is at a point.
@@ -405,7 +446,7 @@ impl Row {
             layers,
             again,
             constant,
-            is_time,
+            path,
         } = &*self.0;
         let mut most = -constant;
         let mut terms = Vec::new();
@@ -421,7 +462,7 @@ impl Row {
             }
             terms.extend(own.iter().zip(of).map(|(own, of)| (*of, own + slope)));
         }
-        if *is_time {
+        if path.is_some() {
             terms.push((variables.step, -1.0));
         } else {
             most += 1.0;
@@ -437,50 +478,37 @@ impl Program {
         layout: &Layout,
         classes: &Classes,
         limits: &Limits,
-        rows: Vec<Row>,
+        known: Vec<Row>,
     ) -> Result<Self, Unsolved> {
         let mut problem = Problem::new(OptimizationDirection::Minimize);
         problem.set_time_limit(GIVEN_UP);
         let step = problem.add_var(1.0, (0.0, f64::INFINITY));
         let ends = limits.boundaries(classes.layers());
-        let of_class = |class: usize| {
-            let before = classes.before(class);
-            let mut from = 0;
-            let each = limits
-                .stages
-                .iter()
-                .zip(&ends)
-                .map(|(&[fewest, most], end)| {
-                    let reach = before[end[1] as usize] - before[from];
-                    from = end[0] as usize;
-                    let fewest = if classes.each.len() == 1 { fewest } else { 0 };
-                    problem.add_var(0.0, (fewest.into(), f64::from(most).min(reach)))
-                });
-            each.collect::<Vec<Variable>>()
+        let within = classes.within(limits, &ends);
+        if within.iter().flatten().any(|[fewest, most]| fewest > most) {
+            return Err(Unsolved::NoPoint);
+        }
+        let mut variable =
+            |&[fewest, most]: &[u32; 2]| problem.add_var(0.0, (fewest.into(), most.into()));
+        let of_stage = |of: &Vec<[u32; 2]>| of.iter().map(&mut variable).collect();
+        let layers: Vec<Vec<Variable>> = within.iter().map(of_stage).collect();
+        let mut rows = Rows {
+            problem: &mut problem,
+            layers: &layers,
+            within: &within,
         };
-        let by_class: Vec<Vec<Variable>> = (0..classes.each.len()).map(of_class).collect();
-        for (class, stages) in by_class.iter().enumerate() {
+        for class in 0..classes.each.len() {
             let all = classes.before(class)[classes.of_layer.len()];
-            problem.add_constraint(terms(stages), ComparisonOp::Eq, all);
+            let stages = layers.iter().map(|of| (of[class], 1.0)).collect::<Vec<_>>();
+            rows.problem.add_constraint(stages, ComparisonOp::Eq, all);
         }
-        let of_stage = |stage: usize| by_class.iter().map(|of| of[stage]).collect::<Vec<_>>();
-        let layers: Vec<Vec<Variable>> = (0..limits.stages.len()).map(of_stage).collect();
-        let mut between = |of: &[Variable], [fewest, most]: [u32; 2]| {
-            problem.add_constraint(terms(of), ComparisonOp::Ge, fewest.into());
-            problem.add_constraint(terms(of), ComparisonOp::Le, most.into());
-        };
+        for (stage, &limits) in limits.stages.iter().enumerate() {
+            rows.between(stage..=stage, |_| 1.0, limits.map(f64::from));
+        }
         for (rank, &limits) in limits.ranks.iter().enumerate() {
-            let of_rank: Vec<Variable> = own(layout, rank)
-                .flat_map(|stage| layers[stage].clone())
-                .collect();
-            between(&of_rank, limits);
+            rows.between(own(layout, rank), |_| 1.0, limits.map(f64::from));
         }
-        if classes.each.len() > 1 {
-            for (of, &limits) in layers.iter().zip(&limits.stages) {
-                between(of, limits);
-            }
-            in_order(&mut problem, classes, &layers, &ends);
-        }
+        in_order(&mut rows, classes, &ends);
         let again = if classes.first > 0 {
             first_again(&mut problem, classes.first, &layers, limits)
         } else {
@@ -491,14 +519,14 @@ impl Program {
             layers,
             again,
         };
-        for row in &rows {
+        for row in &known {
             let (terms, most) = row.constraint(&variables);
             problem.add_constraint(terms, ComparisonOp::Le, most);
         }
         Ok(Self {
             solution: solved(problem.solve())?,
             variables: Arc::new(variables),
-            rows,
+            rows: known,
         })
     }
 
@@ -555,7 +583,7 @@ impl Program {
     pub(super) fn tight(self) -> Vec<Row> {
         let (point, step_s) = (self.point(), self.seconds());
         let is_tight = |row: &Row| {
-            let limit = if row.0.is_time { step_s } else { 1.0 };
+            let limit = if row.path().is_some() { step_s } else { 1.0 };
             row.value(&point) > limit * (1.0 - 1e-7)
         };
         self.rows.into_iter().filter(is_tight).collect()
@@ -574,8 +602,47 @@ fn terms(of: &[Variable]) -> Vec<(Variable, f64)> {
     of.iter().map(|&of| (of, 1.0)).collect()
 }
 
+/// Limits of a program that is being written.
+struct Rows<'p> {
+    problem: &'p mut Problem,
+    /// By stage, of each class.
+    layers: &'p [Vec<Variable>],
+    /// The same: the fewest and the most.
+    within: &'p [Vec<[u32; 2]>],
+}
+
+impl Rows<'_> {
+    /// Layers of some stages, those of each class times something, come to no less and no more than something; where limits of each do
+    /// not say so already.
+    fn between(
+        &mut self,
+        stages: impl Iterator<Item = usize>,
+        times: impl Fn(usize) -> f64,
+        [fewest, most]: [f64; 2],
+    ) {
+        let mut terms = Vec::new();
+        let (mut low, mut high) = (0.0, 0.0);
+        for stage in stages {
+            let each = self.layers[stage].iter().zip(&self.within[stage]);
+            for (class, (&layers, within)) in each.enumerate() {
+                let ends = within.map(|layers| times(class) * f64::from(layers));
+                low += ends[0].min(ends[1]);
+                high += ends[0].max(ends[1]);
+                terms.push((layers, times(class)));
+            }
+        }
+        if low < fewest {
+            self.problem
+                .add_constraint(terms.clone(), ComparisonOp::Ge, fewest);
+        }
+        if high > most {
+            self.problem.add_constraint(terms, ComparisonOp::Le, most);
+        }
+    }
+}
+
 /// Layers are in order: before the end of a stage there are about as many of a class as before the layer there.
-fn in_order(problem: &mut Problem, classes: &Classes, layers: &[Vec<Variable>], ends: &[[u32; 2]]) {
+fn in_order(rows: &mut Rows<'_>, classes: &Classes, ends: &[[u32; 2]]) {
     for class in 1..classes.each.len() {
         let before = classes.before(class);
         for (stage, &[from, to]) in ends.iter().enumerate() {
@@ -586,11 +653,8 @@ fn in_order(problem: &mut Problem, classes: &Classes, layers: &[Vec<Variable>], 
                 .map(|[end, count]| count - line.at(end));
             let low = off.clone().fold(f64::INFINITY, f64::min);
             let high = off.fold(f64::NEG_INFINITY, f64::max);
-            let each = layers[..=stage].iter().flat_map(|of| of.iter().enumerate());
-            let each = each.map(|(own, &of)| (of, f64::from(u8::from(own == class)) - line.slope));
-            let terms: Vec<(Variable, f64)> = each.collect();
-            problem.add_constraint(terms.clone(), ComparisonOp::Ge, line.at_none + low);
-            problem.add_constraint(terms, ComparisonOp::Le, line.at_none + high);
+            let times = |own: usize| f64::from(u8::from(own == class)) - line.slope;
+            rows.between(0..=stage, times, [low, high].map(|off| line.at_none + off));
         }
     }
 }

@@ -87,6 +87,26 @@ fn check(
     seen
 }
 
+/// The longest paths under some recompute sets, where nothing needs room.
+fn paths<'q>(
+    of: (Case<'q>, &Sets),
+    most: &Most,
+    under: (Simulated, &'q [Vec<Occupancy>]),
+) -> Option<Paths<'q>> {
+    let endless = f64::INFINITY;
+    let mut splits = Interleaved::new(of, (None, most), under, (0.0, endless));
+    let mut best_s = endless;
+    while splits.least_s() < best_s {
+        let found = splits.look(best_s, None);
+        best_s = found.map_or(best_s, |best| best.step_s);
+        let paths = splits.paths();
+        if paths.is_some() {
+            return paths;
+        }
+    }
+    None
+}
+
 /// The same of a case, of whose splits no cut is above what one takes and no row of memory is above one that has room. Memory that
 /// two of three have no room in, and whether the best has stages that differ.
 fn check_case(
@@ -116,7 +136,17 @@ fn check_case(
     let room = room.expect("whole weights");
     let most = room.most(Of::Choice(sets));
     let under = (simulated(), occupancies);
-    let mut splits = Interleaved::new((case, sets), (Some(&room), &most), under, f64::INFINITY);
+    let mut splits = Interleaved::new(
+        (case, sets),
+        (Some(&room), &most),
+        under,
+        (0.0, f64::INFINITY),
+    );
+    let paths = paths(
+        (case, &case.question.choices[0]),
+        &most,
+        (simulated(), occupancies),
+    );
     if let Some(limits) = splits.limits.clone() {
         splits.ends = Ends::new(case, sets, &limits);
         let points = all.iter().map(|(step_s, _, stages)| {
@@ -124,8 +154,13 @@ fn check_case(
             (*step_s, point(&splits.classes, &sizes))
         });
         let points: Vec<(f64, Point)> = points.collect();
-        for (_, point) in points.iter().step_by(points.len() / 3 + 1) {
-            let row = splits.cut(&limits, point);
+        let at = points.iter().step_by(points.len() / 3 + 1);
+        let own = at.map(|(_, point)| splits.cut(&limits, point));
+        let of_first = paths
+            .iter()
+            .flat_map(|paths| splits.along_all(paths, &limits));
+        let rows: Vec<Row> = own.chain(of_first).collect();
+        for row in &rows {
             for (step_s, other) in &points {
                 let least_s = row.value(other);
                 assert!(
@@ -142,10 +177,13 @@ fn check_case(
             );
         }
     }
-    for mut below_s in [f64::INFINITY, 1.01 * best.map_or(1.0, |best| best.0)] {
+    for (mut below_s, paths) in [
+        (f64::INFINITY, None),
+        (1.01 * best.map_or(1.0, |best| best.0), paths),
+    ] {
         let (room, under) = ((Some(&room), &most), (simulated(), occupancies));
-        let mut splits = Interleaved::new((case, sets), room, under, below_s);
-        let mut found = splits.look(below_s);
+        let mut splits = Interleaved::new((case, sets), room, under, (0.0, below_s));
+        let mut found = splits.look(below_s, paths.as_ref());
         let mut looks = 0;
         loop {
             below_s = found.as_ref().map_or(below_s, |found| found.step_s);
@@ -153,7 +191,7 @@ fn check_case(
             if splits.least_s() == f64::INFINITY {
                 break;
             }
-            found = splits.look(below_s).or(found);
+            found = splits.look(below_s, None).or(found);
             looks += 1;
             assert!(looks < 20_000, "{layout:?} {schedule:?} {sets:?}");
         }
