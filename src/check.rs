@@ -178,6 +178,13 @@ pub(crate) fn run(args: &CheckArgs, output: Output) -> Result<(), Failure> {
             "the settings break {rules} ({number})"
         )));
     }
+    if !checked.unknown.is_empty() {
+        let number = checked.unknown.len();
+        let flags = if number == 1 { "a flag" } else { "flags" };
+        return Err(Failure::Request(anyhow!(
+            "Megatron-LM does not have {flags} of the settings ({number})"
+        )));
+    }
     match checked.fits {
         Some(false) => Err(Failure::Infeasible(anyhow!("the settings do not fit"))),
         _ => Ok(()),

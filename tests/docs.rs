@@ -370,7 +370,9 @@ fn law_every_key_of_answers_about_others_is_in_the_formats() {
     ));
     run("moefold export tiny.json --to megatron-lm --out tiny.sh");
     run("echo 'MORE=(--cuda-graph-warmup-steps 3 --nothing-such)' >> tiny.sh");
-    let checked = run(&format!("moefold check tiny.sh {tiny} --json"));
+    let checked = run(&format!(
+        "moefold check tiny.sh {tiny} --json 2>/dev/null || [ $? = 2 ]"
+    ));
     check("check", &["answers.md", "plan.md"], &checked);
     refuse("keys that docs/formats does not name:", &offences);
 }

@@ -201,6 +201,47 @@ fn what_is_exported_is_checked_as_it_was_planned_and_what_beats_it_can_be_put_in
     );
 }
 
+#[test]
+fn flags_that_megatron_does_not_have_are_no_job() {
+    let scratch = tempfile::tempdir().expect("a temporary directory");
+    let folder = scratch.path();
+    for command in [
+        "plan --model tiny-mixtral --cluster dgx-h100 --gpus 8 --seq-len 256 --global-batch 64 -q --out plan.json",
+        "export plan.json --to megatron-lm --megatron main --out now.sh",
+    ] {
+        let (code, _, errors) = moefold(folder, command);
+        assert_eq!(code, 0, "{command}: {errors}");
+    }
+    let on = "--cluster dgx-h100 --gpus 8";
+    let script = fs::read_to_string(folder.join("now.sh")).expect("reads");
+    let edited = |from: &str, to: &str| {
+        assert!(script.contains(from), "{from}: {script}");
+        fs::write(folder.join("edited.sh"), script.replace(from, to)).expect("writes");
+    };
+    edited("--lr ", "--learning-rate ");
+    let (code, said, errors) = moefold(folder, &format!("check edited.sh {on}"));
+    assert_eq!(code, 2, "{said}");
+    assert!(
+        said.contains("Unknown:\n  --learning-rate; nearest:"),
+        "{said}"
+    );
+    assert!(
+        errors.contains("Megatron-LM does not have a flag of the settings (1)"),
+        "{errors}"
+    );
+    edited("--num-layers 2", "--num-layerss 2");
+    let (code, _, errors) = moefold(folder, &format!("check edited.sh {on}"));
+    assert_eq!(code, 2);
+    let both = "--num-layers is missing; expected the number of decoder layers\n  \
+                --num-layerss is unknown; nearest: --num-layers";
+    assert!(errors.contains(both), "{errors}");
+    let (_, said, _) = moefold(folder, &format!("check now.sh {on} --model mixtral-8x7b"));
+    assert!(
+        said.contains("has 32 where --num-layers says 2, and is what is priced"),
+        "{said}"
+    );
+}
+
 /// What Megatron-Core itself makes of what is exported, for a plan of each kind of flag.
 #[test]
 #[ignore = "needs Megatron-Core: MOEFOLD_MEGATRON=/path/to/python cargo test --test export -- --ignored"]

@@ -67,9 +67,25 @@ pub fn read(
     let options = model
         .as_ref()
         .and_then(|model| options(&mut said, model, target));
+    let flags = settings
+        .flags
+        .iter()
+        .filter(|setting| setting.value != Value::Off);
+    let unknown = flags.filter(|setting| table::find(&setting.name).is_none());
+    let unknown = unknown.map(|setting| (setting.clone(), rules::nearest_flag(&setting.name)));
+    let unknown: Vec<(Setting, &'static str)> = unknown.collect();
     let (Some(model), Some(options), true) = (model, options, said.problems.is_empty()) else {
+        let unknown = unknown.iter();
+        let unknown = unknown.map(|(setting, nearest)| Problem::Unknown {
+            name: setting.name.clone(),
+            nearest,
+        });
+        said.problems.extend(unknown);
         return Err(said.problems);
     };
+    if given.is_some() {
+        note_other_model(&mut said, &model);
+    }
     let mut broken = rules::broken(settings, target);
     broken.append(&mut said.broken);
     let mut reading = Reading {
@@ -81,26 +97,40 @@ pub fn read(
         broken,
         unpriced: Vec::new(),
         kept: Vec::new(),
-        unknown: Vec::new(),
+        unknown,
         notes: said.notes,
     };
     for setting in &settings.flags {
         let own = setting.clone();
         match table::find(&setting.name).map(|known| known.role) {
             _ if setting.value == Value::Off => reading.kept.push(own),
-            Some(Role::Read(_)) => {}
+            None | Some(Role::Read(_)) => {}
             // PyTorch's FSDP2 adds gradients up where they rest, which is priced.
             Some(Role::Unpriced(_))
                 if setting.name == "no_gradient_accumulation_fusion"
                     && settings.is_on("use_torch_fsdp2") => {}
             Some(Role::Unpriced(what)) => reading.unpriced.push((own, what)),
             Some(Role::Kept) => reading.kept.push(own),
-            None => reading
-                .unknown
-                .push((own, rules::nearest_flag(&setting.name))),
         }
     }
     Ok(reading)
+}
+
+/// Says where flags describe another model than the one that is given beside them.
+fn note_other_model(said: &mut Said<'_>, model: &Model) {
+    for (name, own) in [
+        ("num_layers", model.layers.len() as u64),
+        ("hidden_size", model.hidden),
+    ] {
+        let number = said.number(name, u64::MAX);
+        if let Some(number) = number.filter(|number| *number != own) {
+            said.notes.push(format!(
+                "{} has {own} where {} says {number}, and is what is priced",
+                model.name,
+                flag(name)
+            ));
+        }
+    }
 }
 
 fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<SearchOptions> {

@@ -53,6 +53,7 @@ pub fn broken(settings: &Settings, target: &Target<'_>) -> Vec<Problem> {
     rules.environment();
     rules.hybrid_ep();
     rules.choices();
+    rules.splits();
     rules.training();
     rules.broken
 }
@@ -732,7 +733,7 @@ impl<'a> Rules<'a> {
 
     /// Choices of the parser of Megatron-LM that no price hangs on.
     fn choices(&mut self) {
-        const CHOICES: [(&str, &[&str]); 4] = [
+        const CHOICES: [(&str, &[&str]); 6] = [
             ("moe_router_dtype", &["fp32", "fp64"]),
             (
                 "moe_router_load_balancing_type",
@@ -749,6 +750,24 @@ impl<'a> Rules<'a> {
                 "attention_backend",
                 &["flash", "fused", "unfused", "local", "auto"],
             ),
+            (
+                "ckpt_format",
+                &["torch_dist", "torch_dcp", "fsdp_dtensor", "torch", "zarr"],
+            ),
+            (
+                "cuda_graph_scope",
+                &[
+                    "attn",
+                    "mlp",
+                    "moe",
+                    "moe_router",
+                    "moe_preprocess",
+                    "mamba",
+                    "full",
+                    "full_iteration",
+                    "full_iteration_inference",
+                ],
+            ),
         ];
         for (name, all) in CHOICES {
             let other = self
@@ -762,6 +781,31 @@ impl<'a> Rules<'a> {
                     format!("{} is {other}, and may be {}", flag(name), all.join(", ")),
                     format!("{} {known}", flag(name)),
                 );
+            }
+        }
+    }
+
+    /// Ways to say how layers are split that exclude each other: `TransformerConfig.__post_init__`.
+    fn splits(&mut self) {
+        let there = |names: [&'static str; 2]| {
+            let both = names.into_iter().filter(|name| self.there(name));
+            let flags: Vec<String> = both.map(flag).collect();
+            (!flags.is_empty()).then(|| flags.join(" and "))
+        };
+        let layout = self.there("pipeline_model_parallel_layout");
+        let layout = layout.then(|| flag("pipeline_model_parallel_layout"));
+        let ends = there([
+            "decoder_first_pipeline_num_layers",
+            "decoder_last_pipeline_num_layers",
+        ]);
+        let counted = there([
+            "account_for_embedding_in_pipeline_split",
+            "account_for_loss_in_pipeline_split",
+        ]);
+        for (one, other) in [(&layout, &ends), (&layout, &counted), (&ends, &counted)] {
+            if let (Some(one), Some(other)) = (one, other) {
+                let rule = format!("{one} does not go with {other}");
+                self.rule(true, rule, format!("{one} alone"));
             }
         }
     }

@@ -33,6 +33,14 @@ pub enum Problem {
         /// What would work.
         expected: String,
     },
+    /// A flag that Megatron-LM does not have.
+    #[error("{} is unknown; nearest: {}", flag(.name), flag(.nearest))]
+    Unknown {
+        /// The flag.
+        name: String,
+        /// What would work.
+        nearest: &'static str,
+    },
     /// A rule of Megatron-LM that the settings break.
     #[error("{rule}; nearest: {nearest}")]
     Illegal {

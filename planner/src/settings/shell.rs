@@ -40,7 +40,16 @@ enum Part {
 /// Reads a script; `path` names it in messages.
 pub(super) fn parse(path: &str, text: &str) -> Result<Settings, SettingsFileError> {
     let mut script = Script::default();
-    for (line, command) in commands(text) {
+    let (commands, unclosed) = commands(text);
+    if let Some(line) = unclosed {
+        return Err(SettingsFileError::Line {
+            path: path.to_owned(),
+            line,
+            found: "a quote that nothing closes".to_owned(),
+            expected: "a quote for every quote",
+        });
+    }
+    for (line, command) in commands {
         script.run(&command);
         if !script.has_room(0) {
             return Err(SettingsFileError::Line {
@@ -432,12 +441,13 @@ fn reference(after: &str) -> (Option<&str>, &str) {
     (Some(&after[..end]), &after[end..])
 }
 
-/// Commands of a script, word by word, each with its line, from 1.
-fn commands(text: &str) -> Vec<(usize, Vec<Word>)> {
+/// Commands of a script, word by word, each with its line, from 1, and the line of a quote that nothing closes.
+fn commands(text: &str) -> (Vec<(usize, Vec<Word>)>, Option<usize>) {
     let mut reader = Reader {
         rest: text.chars().collect(),
         at: 0,
         in_array: false,
+        unclosed: None,
     };
     let mut all = Vec::new();
     let mut line = 1;
@@ -451,7 +461,9 @@ fn commands(text: &str) -> Vec<(usize, Vec<Word>)> {
         let read = reader.rest[begins..].iter().take(reader.at - begins);
         line += read.filter(|&&found| found == '\n').count();
     }
-    all
+    let before = |at: usize| reader.rest[..at].iter().filter(|&&found| found == '\n');
+    let unclosed = reader.unclosed.map(|at| 1 + before(at).count());
+    (all, unclosed)
 }
 
 struct Reader {
@@ -459,6 +471,8 @@ struct Reader {
     at: usize,
     /// Whether words of an array are read: none of them is an array.
     in_array: bool,
+    /// Where a quote begins that nothing closes.
+    unclosed: Option<usize>,
 }
 
 impl Reader {
@@ -568,24 +582,27 @@ impl Reader {
 
     /// The text up to a mark, which is left behind.
     fn until(&mut self, mark: char) -> String {
+        let begins = self.at - 1;
         let mut text = String::new();
         while let Some(found) = self.peek() {
             self.at += 1;
             if found == mark {
-                break;
+                return text;
             }
             text.push(found);
         }
+        self.unclosed = Some(begins);
         text
     }
 
     /// The text in double quotes.
     fn quoted(&mut self) -> String {
+        let begins = self.at - 1;
         let mut text = String::new();
         while let Some(found) = self.peek() {
             self.at += 1;
             match found {
-                '"' => break,
+                '"' => return text,
                 '\\' => {
                     let next = self.peek();
                     self.at += 1;
@@ -597,6 +614,7 @@ impl Reader {
                 _ => text.push(found),
             }
         }
+        self.unclosed = Some(begins);
         text
     }
 
@@ -718,6 +736,17 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
 
     fn parse(text: &str) -> Settings {
         super::parse("script.sh", text).expect("a script reads")
+    }
+
+    #[test]
+    fn a_quote_that_nothing_closes_is_refused_with_its_line() {
+        for (quote, rest) in [("'", ""), ("\"", ""), ("'", " # it is \"open\"\n")] {
+            let script = format!("A='--bf16\n--swiglu'\n$A --lr {quote}1\n--num-layers 4{rest}");
+            let error = super::parse("script.sh", &script).expect_err(quote);
+            let said = error.to_string();
+            let begins = "script.sh:3: found `a quote that nothing closes`";
+            assert!(said.starts_with(begins), "{said}");
+        }
     }
 
     #[test]

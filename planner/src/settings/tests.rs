@@ -548,12 +548,14 @@ fn what_muon_does_not_go_with_is_said_by_flag() {
     }
 }
 
-/// A recipe with one flag otherwise, and what is then said of it.
-fn said_of(name: &str, flag: &str, value: Option<Value>) -> String {
+/// A recipe with some flags otherwise, and what is then said of it.
+fn said_of(name: &str, flags: &[(&str, Option<Value>)]) -> String {
     let (mut settings, cluster, gpus) = recipe(name);
-    settings.flags.retain(|setting| setting.name != flag);
-    if let Some(value) = value {
-        settings.set(flag, value);
+    for (flag, value) in flags {
+        settings.flags.retain(|setting| setting.name != *flag);
+        if let Some(value) = value {
+            settings.set(flag, value.clone());
+        }
     }
     let target = Target {
         version: Version::Main,
@@ -561,16 +563,73 @@ fn said_of(name: &str, flag: &str, value: Option<Value>) -> String {
         gpus,
     };
     match reading::read(&settings, &target, None) {
-        Ok(reading) => format!("{:?} {:?}", reading.broken, reading.unknown),
-        Err(problems) => {
-            let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
-            lines.join("\n")
-        }
+        Ok(reading) => format!("{}\n{:?}", lines(&reading.broken), reading.unknown),
+        Err(problems) => lines(&problems),
     }
+}
+
+fn lines(problems: &[Problem]) -> String {
+    let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    lines.join("\n")
 }
 
 /// A recipe, a flag, what it is set to (nothing takes it away, `on` is a switch), and what is then said.
 const WRONG: &[[&str; 4]] = &[
+    [
+        "deepseek",
+        "moe_router_dtype",
+        "fp33",
+        "--moe-router-dtype is fp33, and may be fp32, fp64",
+    ],
+    [
+        "deepseek",
+        "attention_backend",
+        "flsh",
+        "nearest: --attention-backend flash",
+    ],
+    [
+        "deepseek",
+        "moe_router_load_balancing_type",
+        "aux_los",
+        "balancing-type aux_loss",
+    ],
+    [
+        "qwen",
+        "ckpt_format",
+        "torch_dst",
+        "nearest: --ckpt-format torch_dist",
+    ],
+    [
+        "qwen",
+        "cuda_graph_scope",
+        "atn",
+        "nearest: --cuda-graph-scope attn",
+    ],
+    [
+        "qwen",
+        "distribute_saved_activations",
+        "on",
+        "--distribute-saved-activations needs tensor parallelism",
+    ],
+    [
+        "deepseek",
+        "pipeline_model_parallel_layout",
+        "Ettm|(tt|)*29L",
+        "has MTP depths (m) in other places",
+    ],
+    [
+        "deepseek",
+        "decoder_last_pipeline_num_layers",
+        "2",
+        "--pipeline-model-parallel-layout does not go with --decoder-last-pipeline-num-layers",
+    ],
+    [
+        "deepseek",
+        "account_for_loss_in_pipeline_split",
+        "on",
+        "--pipeline-model-parallel-layout does not go with --account-for-loss-in-pipeline-split",
+    ],
+    ["qwen", "num_layers", "", "--num-layers is missing"],
     [
         "qwen",
         "num_layers",
@@ -744,9 +803,15 @@ fn what_is_wrong_is_said_by_its_flag() {
             "on" => Some(Value::On),
             word => Some(Value::word(&word)),
         };
-        let found = said_of(name, flag, value);
+        let found = said_of(name, &[(*flag, value)]);
         assert!(found.contains(expected), "{flag}: {found} lacks {expected}");
     }
+    let full = ("recompute_granularity", Some(Value::word("full")));
+    let found = said_of(
+        "qwen3-30b-h100-bf16",
+        &[full, ("recompute_activations", Some(Value::On))],
+    );
+    assert!(found.contains("--recompute-activations is --recompute-granularity selective"));
 }
 
 /// Words of flags and variables that break a rule of CUDA graphs, the last of which alone makes them, with what is said.
@@ -932,59 +997,9 @@ fn what_megatron_cannot_say_is_refused_by_name() {
     }
 }
 
-/// What is added to a recipe that it does not go with.
+/// 72 GPUs of a domain do not divide a group of 128.
 #[test]
-fn golden_what_recipes_do_not_go_with() {
-    let (settings, cluster, gpus) = recipe("deepseek-v3-h100-bf16");
-    let said = |edit: &dyn Fn(&mut Settings)| {
-        let mut settings = settings.clone();
-        edit(&mut settings);
-        let target = Target {
-            version: Version::Main,
-            cluster: &cluster,
-            gpus,
-        };
-        let read = reading::read(&settings, &target, None);
-        let mut all = read.map_or_else(|problems| problems, |reading| reading.broken);
-        all.extend(broken(&settings, &target));
-        let all: Vec<String> = all.iter().map(ToString::to_string).collect();
-        all.join("\n")
-    };
-    let words = |name: &'static str, word: &'static str| {
-        said(&|settings| settings.set(name, Value::word(word)))
-    };
-    for (found, expected) in [
-        (
-            words("moe_router_dtype", "fp33"),
-            "--moe-router-dtype is fp33, and may be fp32, fp64",
-        ),
-        (
-            words("attention_backend", "flsh"),
-            "nearest: --attention-backend flash",
-        ),
-        (
-            words("moe_router_load_balancing_type", "aux_los"),
-            "balancing-type aux_loss",
-        ),
-        (
-            said(&|settings| {
-                settings.set("recompute_granularity", Value::word("full"));
-                settings.set("recompute_activations", Value::On);
-            }),
-            "--recompute-activations is --recompute-granularity selective",
-        ),
-        (
-            said(&|settings| settings.set("distribute_saved_activations", Value::On)),
-            "--distribute-saved-activations needs tensor parallelism",
-        ),
-        (
-            words("pipeline_model_parallel_layout", "Ettm|(tt|)*29L"),
-            "has MTP depths (m) in other places",
-        ),
-    ] {
-        assert!(found.contains(expected), "{found}");
-    }
-    // 72 GPUs of a domain do not divide a group of 128.
+fn golden_ranks_of_a_domain_divide_it() {
     let shares = [(8, 8), (16, 8), (4, 8), (128, 72), (64, 72), (12, 8)];
     let near = shares.map(|(group, domain)| rules::ranks_near(group, domain));
     assert_eq!(near, [8, 8, 4, 8, 64, 4]);
