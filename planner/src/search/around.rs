@@ -238,6 +238,9 @@ fn split_briefly(
         put_first(plans, 1);
         sort(&mut plans[1..]);
     }
+    if let Some(found) = moved(asked, plan, &plans[0]) {
+        plans[0] = found;
+    }
 }
 
 /// The fastest first.

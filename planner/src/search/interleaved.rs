@@ -74,6 +74,10 @@ pub(crate) struct Interleaved<'q> {
     ends: Ends,
     /// Splits that are left, none before they are looked at.
     open: Vec<Node>,
+    /// The best split that was simulated.
+    good: Option<Point>,
+    /// Its seconds.
+    good_s: f64,
     /// By layers of each stage, seconds of splits that were simulated; none of those that have no room.
     seen: BTreeMap<Vec<u32>, Option<f64>>,
     /// [`NEAR`], or more where passes are so short that rounding them to nanoseconds is.
@@ -135,6 +139,8 @@ impl<'q> Interleaved<'q> {
             limits,
             floor_s,
             open: Vec::new(),
+            good: None,
+            good_s: f64::INFINITY,
             seen: BTreeMap::new(),
         }
     }
@@ -234,14 +240,15 @@ impl<'q> Interleaved<'q> {
     }
 
     fn keep(&mut self, looked: impl IntoIterator<Item = Looked>, below_s: f64) -> Option<Best> {
-        let mut best: Option<Best> = None;
+        let mut best = None;
         for Looked { left, tried } in looked {
             self.open.extend(left);
             for (sizes, step_s) in tried {
-                let than_s = best.as_ref().map_or(below_s, |best| best.step_s);
-                if let Some(step_s) = step_s.filter(|step_s| *step_s < than_s) {
+                if let Some(step_s) = step_s.filter(|step_s| *step_s < self.good_s) {
+                    self.good_s = step_s;
+                    self.good = Some(Point::of(&self.classes, &sizes));
                     let stages = stages_of(&sizes);
-                    best = Some(Best { step_s, stages });
+                    best = (step_s < below_s).then_some(Best { step_s, stages });
                 }
                 self.seen.insert(sizes, step_s);
             }
@@ -283,11 +290,18 @@ impl<'q> Interleaved<'q> {
                 if cut == CUTS {
                     break;
                 }
-                let row = self.cut(&limits, &point);
-                if row.value(&point) <= least_s * (1.0 + 0.1 * NEAR) {
+                // Paths on the way to a good split hold for more points than those that are the longest at one.
+                let is_cut = |row: &Row| row.value(&point) > least_s * (1.0 + 0.1 * NEAR);
+                let on_way = self
+                    .good
+                    .as_ref()
+                    .map(|good| self.cut(&limits, &good.between(&point)));
+                let row = on_way.filter(is_cut);
+                let row = row.or_else(|| Some(self.cut(&limits, &point)).filter(is_cut));
+                let Some(row) = row else {
                     rounds = rounds.map(|_| 0);
                     break;
-                }
+                };
                 program = program.with(row)?;
             }
             let (point, rows) = (program.point(), program.tight());

@@ -311,6 +311,41 @@ fn narrow(whole: &mut [u32; 2], parts: &mut [[u32; 2]]) -> Option<()> {
 }
 
 impl Point {
+    /// That of a split, by the layers of each stage.
+    pub(super) fn of(classes: &Classes, sizes: &[u32]) -> Self {
+        let mut from = 0;
+        let of_stage = |&size: &u32| {
+            let mut layers = vec![0.0; classes.each.len()];
+            for &class in &classes.of_layer[from..from + size as usize] {
+                layers[class] += 1.0;
+            }
+            from += size as usize;
+            layers
+        };
+        let layers = sizes.iter().map(of_stage).collect();
+        let again = sizes.iter().map(|size| f64::from(classes.first.min(*size)));
+        Self {
+            layers,
+            stages: sizes.iter().map(|&size| f64::from(size)).collect(),
+            again: if classes.first > 0 {
+                again.collect()
+            } else {
+                Vec::new()
+            },
+        }
+    }
+
+    /// The one between two.
+    pub(super) fn between(&self, other: &Self) -> Self {
+        let half = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| 0.5 * (a + b)).collect();
+        let layers = self.layers.iter().zip(&other.layers);
+        Self {
+            layers: layers.map(|(a, b)| half(a, b)).collect(),
+            stages: half(&self.stages, &other.stages),
+            again: half(&self.again, &other.again),
+        }
+    }
+
     /// Whole numbers of layers near to it within limits of stages, where these allow it, and whether they are the point itself.
     pub(super) fn rounded(&self, limits: &Limits) -> (Option<Vec<u32>>, bool) {
         let is_whole = |layers: &f64| (layers - layers.round()).abs() < WHOLE;

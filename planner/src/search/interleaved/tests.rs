@@ -150,8 +150,8 @@ fn check_case(
     if let Some(limits) = splits.limits.clone() {
         splits.ends = Ends::new(case, sets, &limits);
         let points = all.iter().map(|(step_s, _, stages)| {
-            let sizes: Vec<usize> = stages.iter().map(Vec::len).collect();
-            (*step_s, point(&splits.classes, &sizes))
+            let sizes: Vec<u32> = stages.iter().map(|stage| stage.len() as u32).collect();
+            (*step_s, Point::of(&splits.classes, &sizes))
         });
         let points: Vec<(f64, Point)> = points.collect();
         let at = points.iter().step_by(points.len() / 3 + 1);
@@ -210,26 +210,6 @@ fn check_case(
         stages.iter().any(|stage| stage.len() != stages[0].len())
     };
     (third, best.is_some_and(differ))
-}
-
-/// A split as a point of programs.
-fn point(classes: &Classes, sizes: &[usize]) -> Point {
-    let mut from = 0;
-    let of_stage = |&size: &usize| {
-        let mut layers = vec![0.0; classes.each.len()];
-        for &class in &classes.of_layer[from..from + size] {
-            layers[class] += 1.0;
-        }
-        from += size;
-        layers
-    };
-    let layers = sizes.iter().map(of_stage).collect();
-    let again = |&size: &usize| f64::from(classes.first.min(size as u32));
-    Point {
-        layers,
-        stages: sizes.iter().map(|&size| size as f64).collect(),
-        again: sizes.iter().map(again).collect(),
-    }
 }
 
 #[test]
