@@ -84,7 +84,8 @@ pub(crate) struct Interleaved<'q> {
     near: f64,
 }
 
-/// Paths that are the longest near a point, under any recompute sets.
+/// Paths that are the longest near a point, by how many passes they have: what they take under other recompute sets is no less than the
+/// step there either.
 pub(crate) struct Paths<'q> {
     question: &'q Question<'q>,
     schedule: ScheduleName,
@@ -177,7 +178,7 @@ impl<'q> Interleaved<'q> {
         if let Some(limits) = self.limits.take() {
             self.ends = Ends::new(self.case, &self.sets, &limits);
             let rows = paths.map_or_else(Vec::new, |paths| self.along_all(paths, &limits));
-            let looked = self.looked_at(limits, (rows, 0.0), Some(ROUNDS), below_s);
+            let looked = self.looked_at(limits, (rows, self.floor_s), Some(ROUNDS), below_s);
             return self.keep(Some(looked), below_s);
         }
         self.close(below_s);
@@ -206,6 +207,11 @@ impl<'q> Interleaved<'q> {
         self.keep([fewer, more], below_s)
     }
 
+    /// Whether its splits were divided before, or are all closed.
+    pub(crate) fn is_divided(&self) -> bool {
+        self.limits.is_none() && self.open.len() != 1
+    }
+
     /// Paths of the program of all splits, once it has as many as it is given before it is divided.
     pub(crate) fn paths(&self) -> Option<Paths<'q>> {
         let [
@@ -231,6 +237,9 @@ impl<'q> Interleaved<'q> {
     /// Leaves splits that take no less than something.
     pub(crate) fn close(&mut self, below_s: f64) {
         let enough_s = self.enough_s(below_s);
+        if self.floor_s >= enough_s {
+            self.limits = None;
+        }
         self.open.retain(|node| node.least_s < enough_s);
     }
 
@@ -581,8 +590,9 @@ impl<'q> Interleaved<'q> {
             .chain(&path.backward)
             .map(|&passes| u64::from(passes));
         let apart = path.weight.iter().map(|passes| passes.unsigned_abs());
-        // The ends of a rank are three times, and a stage has two of the model.
-        let rounded = each.chain(apart).sum::<u64>() as f64 + 3.0;
+        // And what is gathered before first passes, what is reduced after the last, and the optimizer step.
+        let gathered = path.first_forward.iter().filter(|is_first| **is_first);
+        let rounded = each.chain(apart).sum::<u64>() as f64 + gathered.count() as f64 + 2.0;
         let mut constant = path.messages.seconds().0 - ROUNDED_S * rounded;
         constant += of_end(0, &shape.embedding) + of_end(stages - 1, &shape.head);
         let mut slopes = vec![0.0; stages];

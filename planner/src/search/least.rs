@@ -168,7 +168,7 @@ impl Open {
     ) {
         let least = |a: &Best, b: &Best| a.step_s.total_cmp(&b.step_s);
         let mut best: Option<Best> = None;
-        let mut paths = None;
+        let (mut paths, mut is_led) = (None, false);
         let mut work = 0;
         loop {
             let below_s = best.as_ref().map_or(below_s, |best| best.step_s);
@@ -178,10 +178,11 @@ impl Open {
             all.retain(|splits| splits.least_s() < f64::INFINITY);
             // One is looked at until nothing is gained without dividing its splits; others begin with its paths.
             paths = paths.or_else(|| all.first().and_then(Interleaved::paths));
-            if paths.is_some() {
+            is_led |= paths.is_some() || all.first().is_some_and(Interleaved::is_divided);
+            if is_led {
                 all.sort_by(|a, b| a.least_s().total_cmp(&b.least_s()));
             }
-            let at_once = if paths.is_some() { AT_ONCE } else { 1 };
+            let at_once = if is_led { AT_ONCE } else { 1 };
             let Some(least_s) = all.iter().map(Interleaved::least_s).reduce(f64::min) else {
                 break;
             };
@@ -270,9 +271,10 @@ pub(crate) fn open_splits(
                     let (room, schedule) = ((room.as_ref(), &most), (simulated, occupancies));
                     let within_s = (least_s(shape, sets), below_s);
                     let splits = Interleaved::new((case, sets), room, schedule, within_s);
-                    // More layers than a stage has do not compute again.
+                    // More layers than a stage has do not compute again, and fewer were asked for before.
+                    let is_chosen = question.choices.contains(sets);
                     let is_more = splits.largest().is_some_and(
-                        |most| matches!(sets, Sets::First { layers, .. } if *layers > most),
+                        |most| matches!(sets, Sets::First { layers, .. } if !is_chosen && *layers > most),
                     );
                     interleaved.extend((!is_more).then_some(splits));
                     return Some(!is_more);

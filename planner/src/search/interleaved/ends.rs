@@ -11,18 +11,21 @@ use super::program::{Limits, Line, Point};
 /// Layers of a rank, by kind.
 type Counts = Vec<u32>;
 
+/// Of models of more kinds of layers nothing is known: with recorded routing each layer may be of its own.
+const MOST_KINDS: usize = 3;
+
 /// See the module's documentation.
 #[derive(Default)]
 pub(super) struct Ends {
     known: BTreeMap<Counts, End>,
     /// The first layer of each kind and the one behind its last, where no others are between them: so many of each are then the same
-    /// layers in the same order, whatever stages they are in.
+    /// layers in the same order, whatever stages they are in. None where that is not so.
     blocks: Option<Vec<[u32; 2]>>,
 }
 
 /// With so many layers of each kind on each rank.
 struct End {
-    /// All in the first stage of each rank.
+    /// A split that has all of them in the first stage of each rank.
     split: StageSplit,
     /// By rank.
     reduce_s: Vec<f64>,
@@ -67,7 +70,6 @@ impl Ends {
             let mut points = [const { Vec::new() }; 3];
             for layers in fewest..=most {
                 let own = self.of_rank(case, rank, (layers, &kinds), arrives);
-                // Of limits that no layers are within nothing is asked.
                 let own = own.unwrap_or_default();
                 for (points, seconds) in points.iter_mut().zip(own) {
                     points.push([f64::from(layers), seconds]);
@@ -84,7 +86,7 @@ impl Ends {
     }
 
     /// Seconds of the three on a rank of so many layers, whose first message is there after some: no more than it takes whatever layers
-    /// these are, among so many of each kind; none where there are no such.
+    /// these are, among so many of each kind; none where nothing is known of them.
     fn of_rank(
         &self,
         case: Case<'_>,
@@ -95,15 +97,11 @@ impl Ends {
         let ways = self.ways(case, layers, kinds).into_iter();
         let each = ways.map(|counts| {
             let end = &self.known[&counts];
-            if self.blocks.is_some() {
-                let gather_s = end.split.gather_shows_s(case, rank, arrives);
-                [gather_s, end.reduce_s[rank], end.optimizer_s[rank]]
-            } else if case.question.options.optimizer.deals_tensors() {
-                // Replicas that divide whole tensors may each have less to do where these differ.
-                [0.0; 3]
-            } else {
-                [0.0, 0.0, end.optimizer_s[rank]]
+            if self.blocks.is_none() {
+                return [0.0, 0.0, end.optimizer_s[rank]];
             }
+            let gather_s = end.split.gather_shows_s(case, rank, arrives);
+            [gather_s, end.reduce_s[rank], end.optimizer_s[rank]]
         });
         each.reduce(|least, own| [0, 1, 2].map(|end| f64::min(least[end], own[end])))
     }
@@ -125,12 +123,16 @@ impl Ends {
         blocks.iter().map(of_kind).collect()
     }
 
-    /// So many layers by kind, within limits of each; where these are not known, all of one.
+    /// So many layers by kind, within limits of each; where these are not known, all of one, of which any others have no less to update,
+    /// but where replicas divide whole tensors: these may each have less where tensors differ.
     fn ways(&self, case: Case<'_>, layers: u32, kinds: &[[u32; 2]]) -> Vec<Counts> {
         if self.blocks.is_some() {
             return among(layers, kinds);
         }
         let kinds: BTreeSet<usize> = case.question.kind_of.iter().copied().collect();
+        if kinds.len() > MOST_KINDS || case.question.options.optimizer.deals_tensors() {
+            return Vec::new();
+        }
         let of_kind = |kind: usize| {
             let mut counts = vec![0; case.shape.kinds.len()];
             counts[kind] = layers;
@@ -159,7 +161,7 @@ fn among(sum: u32, limits: &[[u32; 2]]) -> Vec<Counts> {
     each.collect()
 }
 
-/// The first layer of each kind and the one behind its last, where layers of a kind follow one another.
+/// The first layer of each kind and the one behind its last, where layers of a kind follow one another and kinds are few.
 fn blocks(kind_of: &[usize], kinds: usize) -> Option<Vec<[u32; 2]>> {
     let mut blocks = vec![[0; 2]; kinds];
     for (layer, &kind) in (0..).zip(kind_of) {
@@ -171,7 +173,8 @@ fn blocks(kind_of: &[usize], kinds: usize) -> Option<Vec<[u32; 2]>> {
         }
         *behind = layer + 1;
     }
-    Some(blocks)
+    let some = blocks.iter().filter(|[first, behind]| first < behind);
+    (some.count() <= MOST_KINDS).then_some(blocks)
 }
 
 impl End {
@@ -179,12 +182,14 @@ impl End {
         let layout = case.layout;
         let pp = layout.pp() as usize;
         let kind_of = &case.question.kind_of;
+        // Kinds are in the order of their layers, and layers of a kind are alike.
         let of_kind = |(kind, &count): (usize, &u32)| {
-            let layers = (0..).zip(kind_of).filter(move |(_, own)| **own == kind);
-            layers.map(|(layer, _)| layer).take(count as usize)
+            let first = kind_of.iter().position(|own| *own == kind);
+            first.map(|first| vec![first as u32; count as usize])
         };
-        let mut layers: Vec<u32> = counts.iter().enumerate().flat_map(of_kind).collect();
+        let mut layers: Vec<Vec<u32>> = counts.iter().enumerate().filter_map(of_kind).collect();
         layers.sort_unstable();
+        let layers = layers.concat();
         let is_one_kind = counts.iter().filter(|count| **count > 0).count() < 2;
         let mut stages = vec![Vec::new(); layout.stages() as usize];
         stages[..pp].fill(layers);
@@ -193,25 +198,22 @@ impl End {
         let seconds = |spans: &[Span]| -> Vec<f64> {
             spans[..pp].iter().map(|span| span.seconds().0).collect()
         };
-        let most = match *sets {
-            Sets::First { layers, set } if is_one_kind => Some(Sets::First {
-                layers: layers * layout.vpp(),
+        // Beside backward passes, of which no layers may have longer ones.
+        let beside = |most: &Sets| {
+            let ranks = 0..pp;
+            let of_rank = |rank| split.reduced_at_least_s(case, rank, most);
+            ranks.map(of_rank).collect()
+        };
+        let reduce_s = match *sets {
+            _ if !StageSplit::hides_reductions(case) => seconds(&times.reduce),
+            Sets::Every(_) => seconds(&times.reduce),
+            Sets::First { layers, set } if is_one_kind => beside(&Sets::First {
+                layers: layers.saturating_mul(layout.vpp()),
                 set,
             }),
-            Sets::First { set, .. } => Some(Sets::Every(set)),
-            Sets::Every(_) | Sets::Each(_) => None,
+            Sets::First { set, .. } => beside(&Sets::Every(set)),
+            Sets::Each(_) => vec![0.0; pp],
         };
-        let reduce_s = most
-            .filter(|_| StageSplit::hides_reductions(case))
-            .map_or_else(
-                || seconds(&times.reduce),
-                |most| {
-                    let ranks = 0..pp;
-                    ranks
-                        .map(|rank| split.reduced_at_least_s(case, rank, &most))
-                        .collect()
-                },
-            );
         Self {
             reduce_s,
             optimizer_s: seconds(&times.optimizer),

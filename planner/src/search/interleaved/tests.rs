@@ -7,7 +7,7 @@ use super::*;
 use crate::choice::{Optimizer, ScheduleName, StackName};
 use crate::layout::{Batch, Layout};
 use crate::model::presets;
-use crate::options::SearchOptions;
+use crate::options::{Routing, SearchOptions};
 use crate::rules::Rules;
 use crate::search::Asked;
 use crate::search::judged::candidates;
@@ -30,7 +30,7 @@ struct Seen {
 fn check(
     name: &str,
     layers: &[usize],
-    (stack, optimizer): (StackName, Optimizer),
+    (stack, optimizer, routing): (StackName, Optimizer, Option<Routing>),
     every: usize,
 ) -> Seen {
     let mut model = presets::load(name).expect("a preset");
@@ -44,6 +44,7 @@ fn check(
     };
     let options = &SearchOptions {
         optimizer,
+        routing,
         ..SearchOptions::new(batch, stack)
     };
     let costs = &Costs::for_cluster(cluster, &[]);
@@ -61,7 +62,10 @@ fn check(
         let set = question.sets.len() - 1;
         let first = (1..3).map(|layers| Sets::First { layers, set });
         let choices = question.choices.iter().step_by(7).cloned();
-        let each: Vec<Sets> = choices.chain(first).collect();
+        // Behind the first half of layers all compute again.
+        let of_layer = |layer| if layer < num_layers / 2 { 0 } else { set };
+        let by_layer = Sets::Each((0..num_layers).map(of_layer).collect());
+        let each: Vec<Sets> = choices.chain(first).chain([by_layer]).collect();
         let of_name = |name: ScheduleName| each.iter().map(move |sets| (name, sets));
         for (schedule, sets) in names.into_iter().flat_map(of_name) {
             let mut limit = None;
@@ -249,7 +253,7 @@ fn oracle_the_best_of_all_splits_is_found() {
             31,
         ),
     ] {
-        let seen = check(name, layers, (stack, optimizer), every);
+        let seen = check(name, layers, (stack, optimizer, None), every);
         let Seen {
             cases,
             full,
@@ -257,4 +261,14 @@ fn oracle_the_best_of_all_splits_is_found() {
         } = seen;
         assert!(cases > 20 && full > 10 && uneven > 10, "{name}: {seen:?}");
     }
+    // Each layer takes as long as its busiest expert.
+    let of_layer = |layer: u32| {
+        let mut tokens = vec![8.0; 8];
+        tokens[0] += f64::from(layer * layer % 5);
+        tokens
+    };
+    let lists: Vec<Vec<f64>> = (0..8).map(of_layer).collect();
+    let routing = Some(Routing::new("h.json", &lists).expect("a histogram"));
+    let seen = check("mixtral-8x7b", &[0; 8], (Megatron, Adam, routing), 61);
+    assert!(seen.cases > 20 && seen.uneven > 10, "{seen:?}");
 }

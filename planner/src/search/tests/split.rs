@@ -78,11 +78,14 @@ fn oracle_the_gap_covers_the_best_of_all_splits() {
     ] {
         let mut model: Model = presets::load(name).expect("a preset");
         model.layers.truncate(8);
-        let whole = [32, 64, 256].map(|global_batch| (global_batch, None));
-        let part = [0.97, 0.9, 0.8].map(|share| (64, Some(share)));
-        for (global_batch, share) in whole.into_iter().chain(part) {
+        let whole = [32, 64, 256].map(|global_batch| (global_batch, None, None));
+        let part = [0.97, 0.9, 0.8].map(|share| (64, Some(share), None));
+        // More layers than any stage has.
+        let again = Some((64, None, Some("block-20")));
+        for (global_batch, share, recompute) in whole.into_iter().chain(part).chain(again) {
             let mut options = options.clone();
             options.batch.global_batch = global_batch;
+            options.recompute = recompute.map(|plan| plan.parse().expect("a plan"));
             options.pins = pins.parse().expect("degrees");
             if let Some(share) = share {
                 // Where the best of all does not fit.
