@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::table;
-use super::text::{Settings, SettingsFileError, Value, name};
+use super::text::{Setting, Settings, SettingsFileError, Value, name};
 
 /// Variables of a launcher: they place ranks, and are no settings.
 const OF_LAUNCHERS: [&str; 9] = [
@@ -70,8 +70,8 @@ struct Script {
     /// Names of variables that hold flags, in the order of their first assignment.
     holders: Vec<String>,
     env: Settings,
-    /// Flags of commands.
-    said: Settings,
+    /// Flags of each command.
+    said: Vec<Settings>,
     /// Bytes that variables have stood for so far.
     spent: Cell<usize>,
     /// Defaults inside of which a variable stands.
@@ -161,7 +161,7 @@ impl Script {
             return;
         }
         self.export(&prefix);
-        say(flags, &mut self.said);
+        self.said.push(said(flags));
     }
 
     fn export(&mut self, variables: &[(String, String)]) {
@@ -174,8 +174,9 @@ impl Script {
     }
 
     /// Flags of commands; without any, those that variables hold which no other holds.
-    fn settings(mut self) -> Settings {
-        if self.said.flags.is_empty() {
+    fn settings(self) -> Settings {
+        let mut all = joined(self.said);
+        if all.flags.is_empty() {
             let words: Vec<String> = self
                 .holders
                 .iter()
@@ -187,10 +188,10 @@ impl Script {
                         .collect::<Vec<_>>()
                 })
                 .collect();
-            say(&words, &mut self.said);
+            all = said(&words);
         }
-        self.said.env = self.env.env;
-        self.said
+        all.env = self.env.env;
+        all
     }
 
     /// A word with its variables, split where they are not quoted.
@@ -352,7 +353,8 @@ fn command_array(command: &[Word]) -> Option<bool> {
 }
 
 /// The flags among words, each with the words up to the next.
-fn say(words: &[String], settings: &mut Settings) {
+fn said(words: &[String]) -> Settings {
+    let mut settings = Settings::default();
     let mut at = 0;
     while at < words.len() {
         let Some(word) = words[at].strip_prefix("--").filter(|word| !word.is_empty()) else {
@@ -384,6 +386,27 @@ fn say(words: &[String], settings: &mut Settings) {
         };
         settings.set(&name(own), value);
     }
+    settings
+}
+
+/// Flags of all commands that are mostly of Megatron-LM; of all where none is: a script may run other programs too.
+fn joined(commands: Vec<Settings>) -> Settings {
+    let is_mostly_known = |command: &Settings| {
+        let is_known = |setting: &&Setting| table::find(&setting.name).is_some();
+        2 * command.flags.iter().filter(is_known).count() > command.flags.len()
+    };
+    let any = commands.iter().any(is_mostly_known);
+    let mut all = Settings::default();
+    for command in commands {
+        if any && !is_mostly_known(&command) {
+            continue;
+        }
+        for Setting { name, value } in command.flags {
+            all.set(&name, value);
+        }
+        all.elsewhere.extend(command.elsewhere);
+    }
+    all
 }
 
 /// The word, where nothing in it is to be read.
@@ -448,6 +471,7 @@ fn commands(text: &str) -> (Vec<(usize, Vec<Word>)>, Option<usize>) {
         at: 0,
         in_array: false,
         unclosed: None,
+        marks: Vec::new(),
     };
     let mut all = Vec::new();
     let mut line = 1;
@@ -460,6 +484,23 @@ fn commands(text: &str) -> (Vec<(usize, Vec<Word>)>, Option<usize>) {
         // A backslash at the very end is read with what it would quote.
         let read = reader.rest[begins..].iter().take(reader.at - begins);
         line += read.filter(|&&found| found == '\n').count();
+        let ends_line = reader.at.checked_sub(1).and_then(|at| reader.rest.get(at)) == Some(&'\n');
+        let marks = if ends_line {
+            std::mem::take(&mut reader.marks)
+        } else {
+            Vec::new()
+        };
+        for mark in marks {
+            // What a program reads may be a script too; its quotes are its own.
+            let body = reader.body(&mark);
+            let (inner, _) = commands(&body);
+            all.extend(
+                inner
+                    .into_iter()
+                    .map(|(at, command)| (line + at - 1, command)),
+            );
+            line += 1 + body.matches('\n').count();
+        }
     }
     let before = |at: usize| reader.rest[..at].iter().filter(|&&found| found == '\n');
     let unclosed = reader.unclosed.map(|at| 1 + before(at).count());
@@ -473,6 +514,8 @@ struct Reader {
     in_array: bool,
     /// Where a quote begins that nothing closes.
     unclosed: Option<usize>,
+    /// What ends each text that follows the line (`<<EOF`).
+    marks: Vec<String>,
 }
 
 impl Reader {
@@ -493,10 +536,35 @@ impl Reader {
                 '#' => self.skip_line(),
                 _ if found.is_whitespace() => self.at += 1,
                 '\\' if self.rest.get(self.at + 1) == Some(&'\n') => self.at += 2,
-                _ => words.push(self.word()),
+                _ => {
+                    let word = self.word();
+                    let before = words.last().and_then(mark);
+                    // The mark stands behind `<<`, in the same word or in the next.
+                    let own = match before.as_deref() {
+                        Some("") => Some(text(&word)),
+                        _ => mark(&word),
+                    };
+                    self.marks.extend(own.filter(|own| !own.is_empty()));
+                    words.push(word);
+                }
             }
         }
         words
+    }
+
+    /// The lines up to one that is a mark, which is left behind.
+    fn body(&mut self, mark: &str) -> String {
+        let mut body = String::new();
+        while self.at < self.rest.len() {
+            let rest = &self.rest[self.at..];
+            let line: String = rest.iter().take_while(|&&found| found != '\n').collect();
+            self.at = self.rest.len().min(self.at + line.chars().count() + 1);
+            if line.trim() == mark {
+                break;
+            }
+            body.extend([&line, "\n"]);
+        }
+        body
     }
 
     fn skip_line(&mut self) {
@@ -519,7 +587,7 @@ impl Reader {
                 '"' => {
                     close(&mut open, &mut word);
                     self.at += 1;
-                    let text = self.quoted();
+                    let text = self.up_to('"');
                     word.parts.push(Part::Open(text, true));
                 }
                 '\\' => {
@@ -536,6 +604,12 @@ impl Reader {
                 '$' if self.rest.get(self.at + 1) == Some(&'(') => {
                     let text = self.bracketed('(', ')');
                     open.push_str(&text);
+                }
+                '$' if self.rest.get(self.at + 1) == Some(&'\'') => {
+                    close(&mut open, &mut word);
+                    self.at += 2;
+                    let text = self.up_to('\'');
+                    word.parts.push(Part::Plain(text));
                 }
                 '$' if self.rest.get(self.at + 1) == Some(&'{') => {
                     let text = self.bracketed('{', '}');
@@ -595,14 +669,18 @@ impl Reader {
         text
     }
 
-    /// The text in double quotes.
-    fn quoted(&mut self) -> String {
+    /// The text up to a quote, which is left behind, where a backslash takes a quote's meaning away.
+    fn up_to(&mut self, quote: char) -> String {
         let begins = self.at - 1;
         let mut text = String::new();
         while let Some(found) = self.peek() {
+            if found == '$' && self.rest.get(self.at + 1) == Some(&'(') {
+                text.push_str(&self.bracketed('(', ')'));
+                continue;
+            }
             self.at += 1;
             match found {
-                '"' => return text,
+                _ if found == quote => return text,
                 '\\' => {
                     let next = self.peek();
                     self.at += 1;
@@ -637,6 +715,27 @@ impl Reader {
         }
         text
     }
+}
+
+/// What ends the text that follows a line, where a word says that one does: `<<EOF`, `<<-'EOF'`; empty where the next word does.
+fn mark(word: &Word) -> Option<String> {
+    let Some(Part::Open(begins, false)) = word.parts.first() else {
+        return None;
+    };
+    let text = begins.starts_with("<<").then(|| text(word))?;
+    let mark = text
+        .strip_prefix("<<")
+        .filter(|mark| !mark.starts_with('<'))?;
+    Some(mark.strip_prefix('-').unwrap_or(mark).to_owned())
+}
+
+/// A word as it stands, without its quotes.
+fn text(word: &Word) -> String {
+    let parts = word.parts.iter().map(|part| match part {
+        Part::Plain(text) | Part::Open(text, _) => text.as_str(),
+        Part::Array(_) => "",
+    });
+    parts.collect()
 }
 
 fn close(open: &mut String, word: &mut Word) {
@@ -736,6 +835,38 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
 
     fn parse(text: &str) -> Settings {
         super::parse("script.sh", text).expect("a script reads")
+    }
+
+    #[test]
+    fn golden_texts_that_programs_read_have_quotes_of_their_own() {
+        for (begins, ends) in [
+            ("<<EOF", "EOF"),
+            ("<<-'EOF' > log", "\tEOF"),
+            ("<< EOF", "EOF"),
+        ] {
+            let script = format!("cat {begins}\nDon't wait.\n{ends}\n--lr 1 --bf16\n");
+            assert_eq!(parse(&script).get("lr"), Some(&words(&["1"])), "{begins}");
+        }
+        let sbatch =
+            parse("sbatch <<EOF\n#SBATCH --nodes=2\npretrain_gpt.py --lr 1\nEOF\necho done\n");
+        assert_eq!(sbatch.get("lr"), Some(&words(&["1"])));
+        let name = parse("NAME=\"$(echo \"it's\")\"\necho $'it\\'s'\ncat <<< \"it's\"\n--lr 1\n");
+        assert_eq!(name.get("lr"), Some(&words(&["1"])));
+    }
+
+    #[test]
+    fn flags_of_other_programs_are_not_those_of_training() {
+        let script = "python tools/preprocess_data.py --input a --workers 8 --output-prefix b\n\
+                      torchrun --nproc-per-node 8 pretrain_gpt.py --lr 1 --bf16 --nothing-such\n";
+        let read = parse(script);
+        assert_eq!(read.get("lr"), Some(&words(&["1"])));
+        assert_eq!(read.get("workers"), None);
+        assert_eq!(read.get("nothing_such"), Some(&Value::On));
+        // Nothing else is there to be read.
+        assert_eq!(
+            parse("train.py --workers 8").get("workers"),
+            Some(&words(&["8"]))
+        );
     }
 
     #[test]
