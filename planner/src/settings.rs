@@ -4,6 +4,7 @@
 //! together are a [`Facet`]. What settings say is a [`Job`]; two settings are the same where the jobs that they are
 //! come out the same. Text goes in and comes out, no file but the one that is named is read, and nothing is priced here.
 
+mod arithmetic;
 mod file;
 mod job;
 mod model;

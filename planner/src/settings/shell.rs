@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::arithmetic::evaluate;
 use super::table;
 use super::text::{Setting, Settings, SettingsFileError, Value, name};
 
@@ -76,6 +77,8 @@ struct Script {
     spent: Cell<usize>,
     /// Defaults inside of which a variable stands.
     depth: Cell<usize>,
+    /// Scripts inside of which a command stands.
+    nested: usize,
 }
 
 /// Bytes that variables of a script may stand for in all: one that holds itself twice, line after line, has no end.
@@ -83,6 +86,12 @@ const MOST_BYTES: usize = 8 << 20;
 
 /// Defaults that may stand in one another.
 const MOST_DEPTH: usize = 64;
+
+/// Scripts that may stand in one another.
+const MOST_NESTED: usize = 8;
+
+/// Commands that assign the words behind their options.
+const DECLARES: [&str; 6] = ["export", "declare", "typeset", "local", "readonly", "let"];
 
 impl Script {
     fn run(&mut self, command: &[Word]) {
@@ -92,18 +101,29 @@ impl Script {
         let command = &command[begun..];
         let mut words = command;
         let mut prefix = Vec::new();
-        let exports = matches!(
-            words.first().and_then(plain),
-            Some("export" | "declare" | "local")
-        );
-        let exported = words.first().and_then(plain) == Some("export");
+        let first = words.first().and_then(plain);
+        match first {
+            Some("unset") => {
+                for name in words[1..].iter().filter_map(plain) {
+                    self.variables.remove(name);
+                }
+                return;
+            }
+            Some(":") => return words[1..].iter().for_each(|word| self.fill(word)),
+            _ => {}
+        }
+        let exports = first.is_some_and(|first| DECLARES.contains(&first));
+        let (exported, counts) = (first == Some("export"), first == Some("let"));
         if exports {
-            words = &words[1..];
+            let is_option = |word: &&Word| plain(word).is_some_and(|word| word.starts_with('-'));
+            let options = words[1..].iter().take_while(is_option).count();
+            words = &words[1 + options..];
         }
         while let Some((variable, added, value)) = words.first().and_then(assignment) {
             words = &words[1..];
             let value = match value.parts.as_slice() {
                 [Part::Array(items)] => items.iter().flat_map(|item| self.expand(item)).collect(),
+                _ if counts => vec![self.counted(&self.whole(&value))],
                 _ => vec![self.whole(&value)],
             };
             let mut all = match self.variables.get(&variable) {
@@ -144,6 +164,18 @@ impl Script {
         if words.is_empty() {
             return;
         }
+        if let Some(script) = self.script_in(&words) {
+            if self.nested < MOST_NESTED && self.has_room(script.len()) {
+                self.export(&prefix);
+                self.nested += 1;
+                let (inner, _) = commands(&script);
+                for (_, command) in &inner {
+                    self.run(command);
+                }
+                self.nested -= 1;
+            }
+            return;
+        }
         let words: Vec<String> = words
             .into_iter()
             .flat_map(|word| self.expand(word))
@@ -162,6 +194,64 @@ impl Script {
         }
         self.export(&prefix);
         self.said.push(said(flags));
+    }
+
+    /// The script that a command is given as a word: by `bash -c`, whatever starts that, or `eval`.
+    fn script_in(&self, words: &[&Word]) -> Option<String> {
+        let names: Vec<Option<&str>> = words.iter().map(|word| plain(word)).collect();
+        if names[0] == Some("eval") {
+            let rest: Vec<String> = words[1..].iter().map(|word| self.whole(word)).collect();
+            return Some(rest.join(" "));
+        }
+        let is_shell = |name: Option<&str>| {
+            let file = name.and_then(|name| name.rsplit('/').next());
+            file.is_some_and(|file| ["bash", "sh", "zsh"].contains(&file))
+        };
+        let shell = names.iter().position(|name| is_shell(*name))?;
+        let takes = |word: &&str| word.starts_with('-') && word.ends_with('c');
+        names.get(shell + 1).copied().flatten().filter(takes)?;
+        let script = self.whole(words.get(shell + 2)?);
+        // Behind the name that the script is to have.
+        let arguments = words
+            .iter()
+            .skip(shell + 4)
+            .flat_map(|word| self.expand(word));
+        let arguments: Vec<String> = arguments.map(|word| written(&word)).collect();
+        if arguments.is_empty() {
+            return Some(script);
+        }
+        let arguments = arguments.join(" ");
+        let script = ["\"$@\"", "$@", "$*"]
+            .iter()
+            .fold(script, |script, own| script.replace(own, &arguments));
+        Some(script)
+    }
+
+    /// Assigns a variable that has no value what `${NAME:=VALUE}` gives it.
+    fn fill(&mut self, word: &Word) {
+        let text = text(word);
+        let inner = text
+            .strip_prefix("${")
+            .and_then(|text| text.strip_suffix('}'));
+        let Some((name, value)) = inner.and_then(|inner| inner.split_once('=')) else {
+            return;
+        };
+        let name = name.strip_suffix(':').unwrap_or(name);
+        let is_empty = self
+            .variables
+            .get(name)
+            .is_none_or(|held| held.concat().is_empty());
+        if is_empty {
+            let value = self.substitute(value.trim_matches('"'));
+            self.variables.insert(name.to_owned(), vec![value]);
+        }
+    }
+
+    /// What stands in `$((..))`, or in words as it is where it is no number.
+    fn counted(&self, text: &str) -> String {
+        let number = |name: &str| self.value(name)?.trim().parse().ok();
+        let value = evaluate(&self.substitute(text), &number);
+        value.map_or_else(|| format!("$(({text}))"), |value| value.to_string())
     }
 
     fn export(&mut self, variables: &[(String, String)]) {
@@ -270,6 +360,11 @@ impl Script {
         while let Some(at) = rest.find('$') {
             out.push_str(&rest[..at]);
             let after = &rest[at + 1..];
+            if let Some((inner, tail)) = counting(after) {
+                out.push_str(&self.counted(inner));
+                rest = tail;
+                continue;
+            }
             let (reference, tail) = reference(after);
             match reference.and_then(|reference| self.value(reference)) {
                 Some(value) => out.push_str(&value),
@@ -285,11 +380,15 @@ impl Script {
         let ends = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
         let end = reference.find(ends).unwrap_or(reference.len());
         let (name, more) = reference.split_at(end);
-        let more = more
-            .strip_prefix("[@]")
-            .or(more.strip_prefix("[*]"))
-            .unwrap_or(more);
+        let whole = more.strip_prefix("[@]").or(more.strip_prefix("[*]"));
         let words = self.variables.get(name);
+        if let (None, Some((place, ""))) = (
+            whole,
+            more.strip_prefix('[').and_then(|more| more.split_once(']')),
+        ) {
+            return words?.get(place.parse::<usize>().ok()?).cloned();
+        }
+        let more = whole.unwrap_or(more);
         let bytes = words.into_iter().flatten().map(|word| word.len() + 1);
         if !self.has_room(bytes.sum()) {
             return None;
@@ -299,7 +398,18 @@ impl Script {
             .strip_prefix(":-")
             .or(more.strip_prefix(":="))
             .or(more.strip_prefix('-'));
+        let other = more.strip_prefix(":+").or(more.strip_prefix('+'));
+        if let Some(other) = other {
+            let is_empty = own.is_none_or(|own| own.is_empty());
+            return Some(if is_empty {
+                String::new()
+            } else {
+                self.substitute(other.trim_matches('"'))
+            });
+        }
         match (own, default) {
+            // What is cut or replaced in it is not known.
+            (_, None) if !more.is_empty() => None,
             (Some(own), _) if !own.is_empty() => Some(own),
             (_, Some(_)) if self.depth.get() >= MOST_DEPTH => None,
             (_, Some(default)) => {
@@ -308,8 +418,7 @@ impl Script {
                 self.depth.set(self.depth.get() - 1);
                 Some(found)
             }
-            (own, None) if more.is_empty() => own,
-            _ => None,
+            (own, None) => own,
         }
     }
 }
@@ -440,6 +549,24 @@ fn assignment(word: &Word) -> Option<(String, bool, Word)> {
     Some((name.to_owned(), added, Word { parts }))
 }
 
+/// What stands in the two parentheses that follow a dollar, and the rest.
+fn counting(after: &str) -> Option<(&str, &str)> {
+    let inner = after.strip_prefix("((")?;
+    let mut depth = 2;
+    for (at, found) in inner.char_indices() {
+        match found {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            let inside = inner[..at].strip_suffix(')')?;
+            return Some((inside, &inner[at + 1..]));
+        }
+    }
+    None
+}
+
 /// What follows a dollar: `NAME` or what is in braces, and the rest.
 fn reference(after: &str) -> (Option<&str>, &str) {
     if let Some(inner) = after.strip_prefix('{') {
@@ -532,7 +659,14 @@ impl Reader {
                     self.at += 1;
                     break;
                 }
-                ')' | '(' => self.at += 1,
+                '(' => self.at += 1,
+                ')' => {
+                    self.at += 1;
+                    // A pattern of `case`, or the name of a function.
+                    if matches!(&words[..], [pattern] if assignment(pattern).is_none()) {
+                        words.clear();
+                    }
+                }
                 '#' => self.skip_line(),
                 _ if found.is_whitespace() => self.at += 1,
                 '\\' if self.rest.get(self.at + 1) == Some(&'\n') => self.at += 2,
@@ -852,6 +986,46 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
         assert_eq!(sbatch.get("lr"), Some(&words(&["1"])));
         let name = parse("NAME=\"$(echo \"it's\")\"\necho $'it\\'s'\ncat <<< \"it's\"\n--lr 1\n");
         assert_eq!(name.get("lr"), Some(&words(&["1"])));
+    }
+
+    #[test]
+    fn golden_scripts_in_words_and_what_assigns() {
+        let lr = |script: &str| match parse(script).get("lr") {
+            Some(Value::Words(words)) => words.join(" "),
+            other => panic!("{script}: {other:?}"),
+        };
+        for script in [
+            "srun bash -c \"python pretrain_gpt.py --lr 3\"",
+            "srun --mpi=none /bin/bash -lc 'cd /x; python pretrain_gpt.py --lr 3'",
+            "ARGS=(--bf16 --lr 2)\nsrun bash -c \"python pretrain_gpt.py ${ARGS[*]} --lr 3\"",
+            "sh -c 'export A=1; python pretrain_gpt.py \"$@\"' _ --lr 3 --bf16",
+            "eval \"torchrun pretrain_gpt.py --lr 3\"",
+            "readonly L=3\n--lr $L",
+            "declare -r L=3\n--lr $L",
+            "declare -a ARGS=(--lr 3)\npretrain_gpt.py ${ARGS[@]}",
+            "let L=1+2\n--lr $L",
+            ": ${L:=3}\n--lr $L",
+            "L=2\nunset L\n--lr ${L:-3}",
+            "case $X in\n a) L=2;;\n *) L=3;;\nesac\n--lr $L",
+            "A=4 B=2\n--lr $((A / B + 1))",
+            "A=(1 3)\n--lr ${A[1]}",
+            "A=1\n--lr ${A:+3}",
+            "(cd /x; python pretrain_gpt.py --lr 3)",
+            "run() { python pretrain_gpt.py --lr 3; }",
+        ] {
+            assert_eq!(lr(script), "3", "{script}");
+        }
+        // What is cut out of a variable is not known.
+        for script in [
+            "A=30\n--lr ${A%0}",
+            "A=32\n--lr ${A/2/}",
+            "A=23\n--lr ${A:1}",
+            "--lr $((A * 2))",
+        ] {
+            assert!(lr(script).contains('$'), "{script}");
+        }
+        let nested = format!("{}--lr 3", "eval ".repeat(1000));
+        parse(&nested);
     }
 
     #[test]
