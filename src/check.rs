@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 
 use anyhow::anyhow;
+use moefold_planner::choice::Dispatcher;
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::model::Model;
 use moefold_planner::options::{PlanError, SearchOptions};
@@ -280,13 +281,14 @@ impl Case<'_> {
         let said = &self.reading.job.options;
         let free = SearchOptions {
             dispatcher: None,
+            order: None,
             recompute: None,
             schedule: None,
             stages: None,
             overlap: None,
             ..said.clone()
         };
-        let open = SearchOptions {
+        let mut open = SearchOptions {
             // What no release can say is not proposed.
             pins: PartialDegrees {
                 cp: (!settings::cuts_sequences(&self.reading.job.model, self.target.version))
@@ -301,11 +303,7 @@ impl Case<'_> {
                 top: TRIED,
                 ..options.clone()
             };
-            let Ok(answer) = self.ask(self.target.cluster, options) else {
-                continue;
-            };
-            for place in 0..answer.num_plans() {
-                let whole = answer.plan(place);
+            for (place, whole) in self.fastest(options).into_iter().enumerate() {
                 let step_s = whole.planned.predicted.step_s;
                 let before = found.last().map(|better| better.plan.predicted.step_s);
                 let faster = now.map(|now| now.plan.planned.predicted.step_s / step_s - 1.0);
@@ -335,8 +333,36 @@ impl Case<'_> {
                 }
             }
         }
+        if !settings::has_hybridep(self.target.version) {
+            let own = now.map(|now| &now.plan.planned);
+            let first = found.last().map(|better| &better.plan).or(own);
+            open.dispatcher = first.map(|first| first.dispatcher);
+        }
         found.extend(self.named(&open, now, found.last()));
         found
+    }
+
+    /// Plans, the fastest first, under dispatchers that the release has.
+    fn fastest(&self, options: &SearchOptions) -> Vec<Plan> {
+        let has_hybridep = settings::has_hybridep(self.target.version);
+        let dispatchers = match options.dispatcher {
+            None if !has_hybridep => vec![Some(Dispatcher::Deepep), Some(Dispatcher::Alltoall)],
+            own => vec![own],
+        };
+        let under = |dispatcher| {
+            let options = &SearchOptions {
+                dispatcher,
+                ..options.clone()
+            };
+            self.ask(self.target.cluster, options).ok()
+        };
+        let answers = dispatchers.into_iter().filter_map(under);
+        let plans =
+            answers.flat_map(|found| (0..found.num_plans()).map(move |place| found.plan(place)));
+        let mut plans: Vec<Plan> = plans.collect();
+        let step_s = |plan: &Plan| plan.planned.predicted.step_s;
+        plans.sort_by(|a, b| step_s(a).total_cmp(&step_s(b)));
+        plans
     }
 
     /// The fastest that the degrees of `best`, or without it of the settings, come to with what is tried only where it is

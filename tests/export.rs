@@ -235,6 +235,17 @@ fn flags_that_megatron_does_not_have_are_no_job() {
     let both = "--num-layers is missing; expected the number of decoder layers\n  \
                 --num-layerss is unknown; nearest: --num-layers";
     assert!(errors.contains(both), "{errors}");
+    // Before 0.16 ranks did not share keys and values, and there was no HybridEP: what is proposed is of the release.
+    edited(
+        "--tensor-model-parallel-size 1",
+        "--tensor-model-parallel-size 4 --sequence-parallel",
+    );
+    let (code, said, _) = moefold(folder, &format!("check edited.sh {on} --megatron 0.15"));
+    assert_eq!(code, 2, "{said}");
+    assert!(
+        said.contains("--num-query-groups 2 does not divide"),
+        "{said}"
+    );
     let (_, said, _) = moefold(folder, &format!("check now.sh {on} --model mixtral-8x7b"));
     assert!(
         said.contains("has 32 where --num-layers says 2, and is what is priced"),

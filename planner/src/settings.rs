@@ -28,7 +28,7 @@ pub use job::Job;
 pub use model::same_model;
 pub use onto::{Change, changes, onto};
 pub use reading::Reading;
-pub use rules::{Target, broken, cuts_sequences};
+pub use rules::{Target, broken, cuts_sequences, has_hybridep};
 pub use said::Problem;
 pub use script::{Form, Heading, text as text_of};
 pub use table::Facet;

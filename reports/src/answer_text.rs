@@ -591,7 +591,7 @@ fn search(answer: &Answer) -> String {
         line(
             &mut out,
             &format!(
-                "#1 is the best of those priced; {} under the cost model.",
+                "Under the cost model #1 is the best of those priced; {}.",
                 crate::findings::left_open(search)
             ),
         );

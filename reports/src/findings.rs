@@ -426,7 +426,7 @@ fn search_of(name: &str, search: &SearchRecord) -> String {
         text.push_str("; its first plan is the best of them under the cost model.");
     } else {
         text = format!(
-            "{text}; its first plan is the best of those priced, {} under the cost model.",
+            "{text}; under the cost model its first plan is the best of those priced, and {}.",
             left_open(search)
         );
     }
@@ -437,6 +437,11 @@ fn search_of(name: &str, search: &SearchRecord) -> String {
 pub(crate) fn left_open(search: &SearchRecord) -> String {
     let gap = format::percent(search.gap);
     match search.unseen {
+        Some(0) if search.gap < 1.0 => {
+            format!(
+                "the search was stopped before its end, and what is left could gain at most {gap}"
+            )
+        }
         Some(0) => "the search was stopped before its end".to_owned(),
         Some(unseen) => format!(
             "the search was stopped, and {} that it has not looked at could gain at most {gap}",

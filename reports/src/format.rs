@@ -150,6 +150,8 @@ pub fn signed_percent(difference: f64) -> String {
     } else if percent.abs() >= 9.95 {
         format!("{percent:+.0}%")
     } else {
+        // Adding zero makes minus zero plain.
+        let percent = (percent * 10.0).round() / 10.0 + 0.0;
         format!("{percent:+.1}%")
     }
 }

@@ -43,6 +43,7 @@ pub fn broken(settings: &Settings, target: &Target<'_>) -> Vec<Problem> {
     };
     rules.versions();
     rules.recompute();
+    rules.groups();
     rules.experts();
     rules.linear_attention();
     rules.overlap();
@@ -75,6 +76,11 @@ pub fn cuts_sequences(model: &Model, version: Version) -> bool {
         _ => false,
     };
     version >= Version::Main || !model.layers.iter().any(is_linear)
+}
+
+/// Whether a release has HybridEP.
+pub fn has_hybridep(version: Version) -> bool {
+    table::find("moe_flex_dispatcher_backend").is_some_and(|flag| version >= flag.since)
 }
 
 struct Rules<'a> {
@@ -225,6 +231,18 @@ impl<'a> Rules<'a> {
             layers > 0 && (pipeline > 1 || granularity.is_some()),
             "--cpu-offloading-num-layers goes with neither a pipeline nor recomputation",
             "--fine-grained-activation-offloading",
+        );
+    }
+
+    /// Before 0.16 ranks did not share a group of keys and values: `TransformerConfig.__post_init__`.
+    fn groups(&mut self) {
+        let tp = self.number("tensor_model_parallel_size", 1);
+        let is_older = self.target.version < Version::V16 && self.on("group_query_attention");
+        let groups = self.number("num_query_groups", 1);
+        self.rule(
+            is_older && tp > 0 && !groups.is_multiple_of(tp),
+            format!("--num-query-groups {groups} does not divide over --tensor-model-parallel-size {tp} before 0.16"),
+            "a degree that divides it, or --megatron 0.16",
         );
     }
 
