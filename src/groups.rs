@@ -1,19 +1,20 @@
 //! `moefold groups`: every process group of a layout.
 
 use anyhow::anyhow;
-use moefold_planner::layout::{Illegal, PartialDegrees};
-use moefold_planner::mesh::{self, GroupListing, Order};
+use moefold_planner::layout::Illegal;
+use moefold_planner::mesh::{self, GroupListing};
 
 use crate::cli::GroupsArgs;
 use crate::failure::Failure;
+use crate::flags::Placed;
 use crate::output::Output;
 
 pub(crate) fn run(args: &GroupsArgs, output: Output) -> Result<(), Failure> {
-    let pins: PartialDegrees = args
+    let layout: Placed = args
         .layout
         .parse()
         .map_err(|error| Failure::Request(anyhow!("--layout {}: {error}", args.layout)))?;
-    let mesh = mesh::mesh(args.gpus, &pins, Order::default())
+    let mesh = mesh::mesh(args.gpus, &layout.degrees, layout.order.unwrap_or_default())
         .map_err(|broken| illegal(&args.layout, &broken))?;
     output.answer(&GroupListing::of(&mesh), || mesh::describe(&mesh))
 }

@@ -366,6 +366,9 @@ fn golden_groups_of_a_folded_layout() {
         serde_json::json!([8, 9, 10, 11, 12, 13, 14, 15])
     );
     assert_eq!(groups["edp"][0], serde_json::json!([0, 8]));
+    let printed = ["TP2 CP2 DP2 PP2 | EP4 | mbs 1", "tp-cp-ep-pp-dp"].join(" | ");
+    let ordered = answer(&["groups", "--gpus", "16", "--layout", &printed, "--json"]);
+    assert_eq!(ordered["pp"][0], serde_json::json!([0, 4]));
     assert_eq!(
         groups["dp-cp"][0],
         serde_json::json!([0, 2, 4, 6, 8, 10, 12, 14])

@@ -158,7 +158,16 @@ fn what_is_exported_is_checked_as_it_was_planned_and_what_beats_it_can_be_put_in
         let is_row = |line: &str| line.split_whitespace().eq(row.iter().map(String::as_str));
         assert!(said.lines().any(is_row), "{row:?}: {said}");
     }
+}
 
+#[test]
+fn settings_that_break_rules_or_do_not_fit_are_refused_and_mended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    plan(folder, QWEN);
+    let (code, _, errors) = moefold(folder, "export plan.json --to torchrun --out now.sh");
+    assert_eq!(code, 0, "{errors}");
+    let on = "--cluster dgx-h100 --gpus 32";
     let script = fs::read_to_string(folder.join("now.sh")).expect("reads");
     let edited = |from: &str, to: &str| {
         assert!(script.contains(from), "{from}: {script}");

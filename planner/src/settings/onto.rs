@@ -26,7 +26,8 @@ pub fn onto(
     let mut refused = plan
         .refused
         .split_off(if known { plan.refused_of_model } else { 0 });
-    let written = merged(settings, &own.written, &plan.written);
+    let mut written = merged(settings, &own.written, &plan.written);
+    mend(&mut written.settings, &plan.written.settings, target);
     let before = rules::broken(settings, target);
     let after = rules::broken(&written.settings, target).into_iter();
     let new = after
@@ -40,6 +41,30 @@ pub fn onto(
         Ok(written)
     } else {
         Err(refused)
+    }
+}
+
+/// Says what others say, where fewer rules are broken so.
+fn mend(settings: &mut Settings, others: &Settings, target: &Target<'_>) {
+    let mut broken = rules::broken(settings, target).len();
+    let flags = others.flags.iter().map(|of| {
+        let mend: Box<dyn Fn(&mut Settings)> = Box::new(|own| own.set(&of.name, of.value.clone()));
+        mend
+    });
+    let variables = others.env.iter().map(|(name, value)| {
+        let mend: Box<dyn Fn(&mut Settings)> = Box::new(|own| own.export(name, value));
+        mend
+    });
+    for mend in variables.chain(flags) {
+        if broken == 0 {
+            return;
+        }
+        let mut own = settings.clone();
+        mend(&mut own);
+        let left = rules::broken(&own, target).len();
+        if left < broken {
+            (*settings, broken) = (own, left);
+        }
     }
 }
 

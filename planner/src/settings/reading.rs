@@ -171,7 +171,8 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     } else {
         0.0
     });
-    let overlap = overlap(said);
+    let overlap = overlap(said, model);
+    note_idle(said);
     let dispatcher = dispatcher(said, target.version).filter(|_| has_experts);
     let capacity = capacity(said);
     let recompute = recompute(said, layers);
@@ -229,14 +230,45 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     })
 }
 
-fn overlap(said: &Said<'_>) -> Overlap {
+/// Flags that say nothing without another.
+const IDLE: [(&str, &str); 10] = [
+    ("num_query_groups", "group_query_attention"),
+    ("fp8_recipe", "fp8_format"),
+    ("recompute_method", "recompute_granularity"),
+    ("recompute_modules", "recompute_granularity"),
+    ("recompute_num_layers", "recompute_granularity"),
+    ("optimizer_offload_fraction", "optimizer_cpu_offload"),
+    ("offload_modules", "fine_grained_activation_offloading"),
+    ("q_lora_rank", "multi_latent_attention"),
+    ("kv_lora_rank", "multi_latent_attention"),
+    ("mtp_loss_scaling_factor", "mtp_num_layers"),
+];
+
+/// Says which flags change nothing, as what they belong to is absent.
+fn note_idle(said: &mut Said<'_>) {
+    for (name, other) in IDLE {
+        if said.is_there(name) && !said.is_there(other) {
+            let (name, other) = (flag(name), flag(other));
+            let note = format!("{name} says nothing without {other}");
+            said.notes.push(note);
+        }
+    }
+}
+
+fn overlap(said: &mut Said<'_>, model: &Model) -> Overlap {
     // PyTorch's FSDP2 always runs both beside compute.
     let torch = said.on("use_torch_fsdp2");
+    let has_shared = model.moe().is_some_and(|moe| moe.shared.is_some());
+    let shared_expert = said.on("moe_shared_expert_overlap");
+    if shared_expert && !has_shared {
+        let note = "--moe-shared-expert-overlap says nothing without a shared expert";
+        said.notes.push(note.to_owned());
+    }
     Overlap {
         grad_reduce: said.on("overlap_grad_reduce") || torch,
         param_gather: said.on("overlap_param_gather") || torch,
         p2p: !said.on("no_overlap_p2p_communication"),
-        shared_expert: said.on("moe_shared_expert_overlap"),
+        shared_expert: shared_expert && has_shared,
         expert_alltoall: said.on("overlap_moe_expert_parallel_comm"),
         delay_wgrad: said.on("delay_wgrad_compute"),
         tp: said.on("tp_comm_overlap"),

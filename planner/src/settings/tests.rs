@@ -997,6 +997,35 @@ fn what_megatron_cannot_say_is_refused_by_name() {
     }
 }
 
+/// Settings that a plan is put into keep no rule broken that the plan says how to keep.
+#[test]
+fn what_is_broken_is_mended_where_a_plan_is_put() {
+    let (mut settings, cluster, gpus) = recipe("deepseek-v3-h100-fp8");
+    settings
+        .flags
+        .retain(|setting| setting.name != "sequence_parallel");
+    settings.export("CUDA_DEVICE_MAX_CONNECTIONS", "1");
+    let target = Target {
+        version: Version::Main,
+        cluster: &cluster,
+        gpus,
+    };
+    assert_eq!(
+        broken(&settings, &target).len(),
+        2,
+        "{:?}",
+        broken(&settings, &target)
+    );
+    let reading = reading_of(&settings, &cluster, gpus);
+    let put = onto(&settings, &reading, &reading.job, &target).expect("can be said");
+    assert_eq!(broken(&put.settings, &target), []);
+    let said: Vec<String> = changes(&settings, &put.settings)
+        .into_iter()
+        .map(|change| change.name)
+        .collect();
+    assert_eq!(said, ["--sequence-parallel", "CUDA_DEVICE_MAX_CONNECTIONS"]);
+}
+
 /// 72 GPUs of a domain do not divide a group of 128.
 #[test]
 fn golden_ranks_of_a_domain_divide_it() {
