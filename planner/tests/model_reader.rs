@@ -118,8 +118,8 @@ fn mistakes_are_named_with_key_value_and_what_would_work() {
         &["`qwen4_moe`", "nearest: qwen", "qwen3_moe"],
     );
     refused(
-        &qwen(json!({"hidden_size": null})),
-        &["`hidden_size`", "missing"],
+        &qwen(json!({"hidden_size": null, "hidden_sise": 2048})),
+        &["`hidden_size`", "missing", "there is `hidden_sise`"],
     );
     refused(
         &qwen(json!({"num_experts": null})),

@@ -36,6 +36,11 @@ pub fn ranked<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<
     names
 }
 
+/// A name that is a slip of a known one: a letter in six of it is wrong at most.
+pub fn slip<'a>(known: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    nearest(known, names).filter(|name| 6 * edits(known, name) <= known.chars().count())
+}
+
 /// Levenshtein distance over characters (insert, delete, replace).
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
@@ -61,6 +66,17 @@ mod tests {
         assert_eq!(edits("kitten", "sitting"), 3);
         assert_eq!(edits("", "abc"), 3);
         assert_eq!(edits("abc", "abc"), 0);
+    }
+
+    #[test]
+    fn golden_slips() {
+        let names = ["hidden_sizes", "moe_intermedate_size", "heads"];
+        assert_eq!(
+            slip("moe_intermediate_size", names),
+            Some("moe_intermedate_size")
+        );
+        assert_eq!(slip("hidden_size", names), Some("hidden_sizes"));
+        assert_eq!(slip("head", names), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::model::same_model;
 use super::reading::Reading;
 use super::rules::{self, Target};
 use super::table;
-use super::text::{Settings, Value, flag};
+use super::text::{Setting, Settings, Value, flag};
 use super::write::{Rest, all, merged};
 use super::writer::{Refusal, Written};
 
@@ -46,25 +46,18 @@ pub fn onto(
 
 /// Says what others say, where fewer rules are broken so.
 fn mend(settings: &mut Settings, others: &Settings, target: &Target<'_>) {
-    let mut broken = rules::broken(settings, target).len();
-    let flags = others.flags.iter().map(|of| {
-        let mend: Box<dyn Fn(&mut Settings)> = Box::new(|own| own.set(&of.name, of.value.clone()));
-        mend
-    });
-    let variables = others.env.iter().map(|(name, value)| {
-        let mend: Box<dyn Fn(&mut Settings)> = Box::new(|own| own.export(name, value));
-        mend
-    });
-    for mend in variables.chain(flags) {
-        if broken == 0 {
-            return;
-        }
+    let mut keep_better = |change: &dyn Fn(&mut Settings)| {
         let mut own = settings.clone();
-        mend(&mut own);
-        let left = rules::broken(&own, target).len();
-        if left < broken {
-            (*settings, broken) = (own, left);
+        change(&mut own);
+        if rules::broken(&own, target).len() < rules::broken(settings, target).len() {
+            *settings = own;
         }
+    };
+    for (name, value) in &others.env {
+        keep_better(&|own| own.export(name, value));
+    }
+    for Setting { name, value } in &others.flags {
+        keep_better(&|own| own.set(name, value.clone()));
     }
 }
 

@@ -3,6 +3,7 @@
 //! Each message names the key with the objects around it, what was found, what it clashes with, and
 //! what would work.
 
+use moefold_profiles::nearest::slip;
 use serde_json::Value;
 
 use super::keys::Keys;
@@ -79,10 +80,14 @@ impl Keys<'_> {
     /// A key that is not there.
     pub(super) fn missing(&self, names: &[&str], expected: &str) -> ModelError {
         let spellings: Vec<String> = names.iter().map(|name| self.full(name)).collect();
+        let written = names.iter().find_map(|name| slip(name, self.names()));
+        let written = written.map_or_else(String::new, |key| {
+            format!("; there is `{}`", self.full(key))
+        });
         ModelError::Missing {
             file: self.file().to_owned(),
             key: spellings.join("` or `"),
-            expected: expected.to_owned(),
+            expected: format!("{expected}{written}"),
         }
     }
 

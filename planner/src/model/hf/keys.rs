@@ -51,6 +51,12 @@ impl<'a> Keys<'a> {
         })
     }
 
+    /// The keys that are present and not null.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        let stated = self.map.iter().filter(|(_, value)| !value.is_null());
+        stated.map(|(name, _)| name.as_str())
+    }
+
     /// Whether a key is present, if only with null.
     pub(super) fn is_stated(&self, name: &str) -> bool {
         self.map.contains_key(name)
