@@ -41,7 +41,7 @@ enum Part {
 /// Reads a script; `path` names it in messages.
 pub(super) fn parse(path: &str, text: &str) -> Result<Settings, SettingsFileError> {
     let mut script = Script::default();
-    let (commands, unclosed) = commands(text);
+    let (commands, unclosed) = commands(text, 0);
     if let Some(line) = unclosed {
         return Err(SettingsFileError::Line {
             path: path.to_owned(),
@@ -168,7 +168,7 @@ impl Script {
             if self.nested < MOST_NESTED && self.has_room(script.len()) {
                 self.export(&prefix);
                 self.nested += 1;
-                let (inner, _) = commands(&script);
+                let (inner, _) = commands(&script, self.nested);
                 for (_, command) in &inner {
                     self.run(command);
                 }
@@ -551,17 +551,23 @@ fn assignment(word: &Word) -> Option<(String, bool, Word)> {
 
 /// What stands in the two parentheses that follow a dollar, and the rest.
 fn counting(after: &str) -> Option<(&str, &str)> {
-    let inner = after.strip_prefix("((")?;
-    let mut depth = 2;
+    let (inner, rest) = enclosed(after, ['(', ')'])?;
+    let inner = inner.strip_prefix('(')?.strip_suffix(')')?;
+    Some((inner, rest))
+}
+
+/// What stands between a mark at the beginning and the one that closes it, and the rest.
+fn enclosed(text: &str, [open, close]: [char; 2]) -> Option<(&str, &str)> {
+    let inner = text.strip_prefix(open)?;
+    let mut depth = 1;
     for (at, found) in inner.char_indices() {
-        match found {
-            '(' => depth += 1,
-            ')' => depth -= 1,
-            _ => {}
+        if found == open {
+            depth += 1;
+        } else if found == close {
+            depth -= 1;
         }
         if depth == 0 {
-            let inside = inner[..at].strip_suffix(')')?;
-            return Some((inside, &inner[at + 1..]));
+            return Some((&inner[..at], &inner[at + close.len_utf8()..]));
         }
     }
     None
@@ -569,19 +575,9 @@ fn counting(after: &str) -> Option<(&str, &str)> {
 
 /// What follows a dollar: `NAME` or what is in braces, and the rest.
 fn reference(after: &str) -> (Option<&str>, &str) {
-    if let Some(inner) = after.strip_prefix('{') {
-        let mut depth = 1;
-        for (at, found) in inner.char_indices() {
-            match found {
-                '{' => depth += 1,
-                '}' => depth -= 1,
-                _ => {}
-            }
-            if depth == 0 {
-                return (Some(&inner[..at]), &inner[at + 1..]);
-            }
-        }
-        return (None, "");
+    if after.starts_with('{') {
+        let found = enclosed(after, ['{', '}']);
+        return found.map_or((None, ""), |(inner, rest)| (Some(inner), rest));
     }
     let ends = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
     let end = after.find(ends).unwrap_or(after.len());
@@ -591,8 +587,8 @@ fn reference(after: &str) -> (Option<&str>, &str) {
     (Some(&after[..end]), &after[end..])
 }
 
-/// Commands of a script, word by word, each with its line, from 1, and the line of a quote that nothing closes.
-fn commands(text: &str) -> (Vec<(usize, Vec<Word>)>, Option<usize>) {
+/// Commands of a script inside of so many, word by word, each with its line, from 1, and the line of a quote that nothing closes.
+fn commands(text: &str, nested: usize) -> (Vec<(usize, Vec<Word>)>, Option<usize>) {
     let mut reader = Reader {
         rest: text.chars().collect(),
         at: 0,
@@ -620,7 +616,11 @@ fn commands(text: &str) -> (Vec<(usize, Vec<Word>)>, Option<usize>) {
         for mark in marks {
             // What a program reads may be a script too; its quotes are its own.
             let body = reader.body(&mark);
-            let (inner, _) = commands(&body);
+            let inner = if nested < MOST_NESTED {
+                commands(&body, nested + 1).0
+            } else {
+                Vec::new()
+            };
             all.extend(
                 inner
                     .into_iter()
@@ -1024,8 +1024,10 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
         ] {
             assert!(lr(script).contains('$'), "{script}");
         }
-        let nested = format!("{}--lr 3", "eval ".repeat(1000));
-        parse(&nested);
+        for again in ["eval ", "cat <<A\n"] {
+            let nested = format!("{}--lr 3", again.repeat(100_000));
+            parse(&nested);
+        }
     }
 
     #[test]
