@@ -2,6 +2,7 @@
 //! recompute sets: durations of its stages, bound, simulated step, memory.
 
 mod end;
+mod exchanges;
 mod held;
 mod rank;
 
@@ -15,14 +16,15 @@ use super::cuts::Cuts;
 use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use super::sharded::Waits;
-use crate::choice::{ScheduleName, StackName};
+use crate::choice::ScheduleName;
 use crate::layout::Layout;
 use crate::mesh::{GroupKind, Mesh};
 use crate::partition::{self, Weights};
 use crate::price::lengthened;
-use crate::runtime::{Level, Slot, seconds};
-use crate::simulate::{Hidden, StageTimes, lower_bound};
+use crate::runtime::Level;
+use crate::simulate::{StageTimes, lower_bound};
 
+pub(crate) use exchanges::Exchanges;
 pub(crate) use held::overhead;
 use rank::{RankEnd, RankWeights, several};
 
@@ -343,7 +345,7 @@ impl StageSplit {
         let backward_s = self.backward_s(shape, sets);
         times.backward = spans(&backward_s);
         times.last_backward.clone_from(&times.backward);
-        times.hidden = self.hidden(question, layout, shape, sets);
+        times.hidden = self.hidden(case, sets);
         let beside = question.stack.hides(question.overlap).grad_reduce;
         for (rank, end) in self.ends.iter().enumerate() {
             // A stage's gradients are whole in its last backward, under which they are reduced, and where that is divided
@@ -372,83 +374,6 @@ impl StageSplit {
             times.reduce[rank] = Seconds(reduce).to_span();
         }
         times
-    }
-
-    /// What combined passes hide of their exchanges under some recompute sets, where they are combined.
-    fn hidden(
-        &self,
-        question: &Question<'_>,
-        layout: &Layout,
-        shape: &Shape,
-        sets: &Sets,
-    ) -> Option<Hidden> {
-        if !question.stack.hides(question.overlap).expert_alltoall {
-            return None;
-        }
-        let delays = question.overlap.delay_wgrad;
-        let slots = |stage: usize, backward: bool| -> Vec<Slot> {
-            let mut all = self.each_under(shape, stage, sets);
-            if backward {
-                all.reverse();
-            }
-            let each = all.into_iter();
-            each.flat_map(|(kind, set, count)| {
-                let slots = kind.slots(set, backward);
-                std::iter::repeat_n(slots, count as usize).flatten()
-            })
-            .collect()
-        };
-        let all = |slots: &[Slot]| -> f64 {
-            let of = |slot: &Slot| slot.compute_s + slot.weight_s + slot.sent_s.unwrap_or(0.0);
-            slots.iter().map(of).sum()
-        };
-        let stages = 0..self.stages.len();
-        let slots: Vec<[Vec<Slot>; 2]> = stages
-            .map(|stage| [false, true].map(|backward| slots(stage, backward)))
-            .collect();
-        // Exchanges take multiprocessors from what runs beside them, and no pass is shorter than the host takes for it.
-        let left = 1.0 - question.stack.taken_by_exchanges();
-        let issued: Vec<[f64; 2]> = (0..self.stages.len())
-            .map(|stage| {
-                let mut sum = [0.0; 2];
-                if question.stack.name() == StackName::Megatron {
-                    for (kind, set, count) in self.each_under(shape, stage, sets) {
-                        let passes = [kind.breakdown.forward, kind.breakdown.backward_under(set)];
-                        for (sum, pass) in sum.iter_mut().zip(passes) {
-                            *sum += pass.issued_s() * f64::from(count);
-                        }
-                    }
-                }
-                sum
-            })
-            .collect();
-        let less = |forward: &[Slot], backward: &[Slot], issued_s: f64| {
-            let apart = all(forward) + all(backward);
-            let hidden = left * (apart - seconds(forward, backward, delays));
-            Seconds(hidden.min(apart - issued_s).max(0.0)).to_span()
-        };
-        let places = layout.places();
-        let together = slots.iter().enumerate().map(|(stage, [forward, _])| {
-            let own = own(layout, places.rank_of(stage as u32) as usize);
-            own.map(|other| {
-                let issued_s = issued[stage][0] + issued[other][1];
-                less(forward, &slots[other][1], issued_s)
-            })
-            .collect()
-        });
-        let most = |[forward, backward]: &[Vec<Slot>; 2]| {
-            let sent = forward.iter().chain(backward);
-            Seconds(sent.filter_map(|slot| slot.sent_s).sum()).to_span()
-        };
-        Some(Hidden {
-            together: together.collect(),
-            alone: slots
-                .iter()
-                .zip(&issued)
-                .map(|([_, backward], issued)| less(&[], backward, issued[1]))
-                .collect(),
-            most: slots.iter().map(most).collect(),
-        })
     }
 
     /// Seconds of a backward pass of a stage that only add to gradients of weights.

@@ -10,6 +10,7 @@ mod ends;
 mod program;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -19,13 +20,14 @@ use rayon::prelude::*;
 
 use ends::Ends;
 use program::{Classes, Limits, Point, Program, Row, Unsolved, WHOLE};
+use turns::{Hides, Turns};
 
 use super::candidate::{Case, StageSplit, message, own, spans};
 use super::recompute::Sets;
 use super::room::{Most, Of, Room};
 use super::schedules::Simulated;
 use super::shape::{Kind, Question};
-use super::stages::ranks_add_up;
+use super::stages::hides;
 use super::unit::peak;
 use crate::choice::ScheduleName;
 use crate::memory::Occupancy;
@@ -72,6 +74,7 @@ pub(crate) struct Interleaved<'q> {
     /// Seconds that no split takes less than, before they are looked at.
     floor_s: f64,
     ends: Ends,
+    turns: Option<Turns<'q>>,
     /// Splits that are left, none before they are looked at.
     open: Vec<Node>,
     /// The best split that was simulated.
@@ -91,6 +94,14 @@ pub(crate) struct Paths<'q> {
     schedule: ScheduleName,
     longest: Vec<Arc<LongestPath>>,
     point: Point,
+}
+
+/// Lines and planes over layers that are near what is no line, where a point is.
+struct Near {
+    /// See [`Ends::lines`].
+    ends: Vec<[program::Line; 3]>,
+    /// Where passes hide exchanges.
+    hides: Option<Hides>,
 }
 
 /// The best split of some.
@@ -136,6 +147,7 @@ impl<'q> Interleaved<'q> {
             memory: memory.collect(),
             near: NEAR.max(2.0 * ROUNDED_S / classes.shortest_s()),
             ends: Ends::default(),
+            turns: None,
             classes,
             limits,
             floor_s,
@@ -152,11 +164,13 @@ impl<'q> Interleaved<'q> {
         limits.stages.iter().map(|[_, most]| *most).max()
     }
 
-    /// Whether splits of a case can be looked at: passes of a rank take what its layers do, and its weights and gradients rest whole.
+    /// Whether splits of a case can be looked at: weights and gradients of a rank rest whole, and where passes hide exchanges, layers are
+    /// of few kinds.
     pub(crate) fn may_look(case: Case<'_>) -> bool {
         let question = case.question;
         let rests_whole = !question.shards_weights() && !question.shards_gradients();
-        case.layout.vpp() > 1 && ranks_add_up(case) && rests_whole
+        let are_few = case.shape.kinds.len() <= ends::MOST_KINDS;
+        case.layout.vpp() > 1 && rests_whole && (are_few || !hides(case))
     }
 
     pub(crate) fn num_stages(&self) -> usize {
@@ -177,6 +191,7 @@ impl<'q> Interleaved<'q> {
     pub(crate) fn look(&mut self, below_s: f64, paths: Option<&Paths<'_>>) -> Option<Best> {
         if let Some(limits) = self.limits.take() {
             self.ends = Ends::new(self.case, &self.sets, &limits);
+            self.turns = Turns::new(self.case, &self.sets, &limits);
             let rows = paths.map_or_else(Vec::new, |paths| self.along_all(paths, &limits));
             let looked = self.looked_at(limits, (rows, self.floor_s), Some(ROUNDS), below_s);
             return self.keep(Some(looked), below_s);
@@ -496,10 +511,18 @@ impl<'q> Interleaved<'q> {
 
     /// Seconds that every split within some limits takes at least: those of the path that is the longest at a point.
     fn cut(&self, limits: &Limits, point: &Point) -> Row {
-        let ends = self.ends.lines(self.case, limits, point);
-        let times = self.times(point, &ends);
+        let near = self.near(limits, point);
+        let times = self.times(point, &near);
         let path = self.simulated.simulator().longest(&times);
-        self.along(Arc::new(path), &ends)
+        self.along(Arc::new(path), &near)
+    }
+
+    fn near(&self, limits: &Limits, point: &Point) -> Near {
+        let turns = self.turns.as_ref();
+        Near {
+            ends: self.ends.lines(self.case, limits, point),
+            hides: turns.map(|turns| turns.near(limits, point)),
+        }
     }
 
     /// What some paths take in any split within some limits at least; none where they are of other passes and messages.
@@ -510,9 +533,9 @@ impl<'q> Interleaved<'q> {
         if !std::ptr::eq(paths.question, question) || paths.schedule != schedule {
             return Vec::new();
         }
-        let ends = self.ends.lines(self.case, limits, &paths.point);
+        let near = self.near(limits, &paths.point);
         let each = paths.longest.iter().cloned();
-        each.map(|path| self.along(path, &ends)).collect()
+        each.map(|path| self.along(path, &near)).collect()
     }
 
     /// Seconds of each stage that its layers and the ends of the model take, of a kind of pass.
@@ -526,8 +549,8 @@ impl<'q> Interleaved<'q> {
         seconds
     }
 
-    /// What passes, messages and the ends of ranks take at a point, whose lines are given.
-    fn times(&self, point: &Point, ends: &[[program::Line; 3]]) -> StageTimes {
+    /// What passes, messages and the ends of ranks take at a point, of which is given what is near.
+    fn times(&self, point: &Point, near: &Near) -> StageTimes {
         let Case {
             question, layout, ..
         } = self.case;
@@ -559,7 +582,9 @@ impl<'q> Interleaved<'q> {
             times.hop.fill(cost.time.to_span());
         }
         times.hop_overlapped = question.stack.sends_beside(question.overlap, layout.vpp());
-        for (rank, lines) in ends.iter().enumerate() {
+        let hides = near.hides.as_ref();
+        times.hidden = hides.map(|hides| hides.at(self.case, point));
+        for (rank, lines) in near.ends.iter().enumerate() {
             let layers: f64 = own(layout, rank).map(|stage| point.stages[stage]).sum();
             let own = lines.map(|line| line.at(layers).max(0.0));
             let [gather, reduce, optimizer] = spans(&own)[..] else {
@@ -573,7 +598,7 @@ impl<'q> Interleaved<'q> {
     }
 
     /// Seconds that a path takes in any split at least.
-    fn along(&self, path: Arc<LongestPath>, ends: &[[program::Line; 3]]) -> Row {
+    fn along(&self, path: Arc<LongestPath>, near: &Near) -> Row {
         let Case { layout, shape, .. } = self.case;
         let stages = layout.stages() as usize;
         let set = self.sets.of_ends();
@@ -592,11 +617,19 @@ impl<'q> Interleaved<'q> {
         let apart = path.weight.iter().map(|passes| passes.unsigned_abs());
         // And what is gathered before first passes, what is reduced after the last, and the optimizer step.
         let gathered = path.first_forward.iter().filter(|is_first| **is_first);
-        let rounded = each.chain(apart).sum::<u64>() as f64 + gathered.count() as f64 + 2.0;
+        let less = near.hides.as_ref();
+        let less = less.map(|hides| hides.along(self.case, &path));
+        let hidden = less.iter().map(|less| less.passes);
+        let rounded = each.chain(apart).chain(hidden).sum::<u64>() as f64;
+        let rounded = rounded + gathered.count() as f64 + 2.0;
         let mut constant = path.messages.seconds().0 - ROUNDED_S * rounded;
         constant += of_end(0, &shape.embedding) + of_end(stages - 1, &shape.head);
         let mut slopes = vec![0.0; stages];
-        for (rank, lines) in ends.iter().enumerate() {
+        if let Some(less) = less {
+            constant -= less.at_none;
+            slopes = less.slopes.iter().map(|slope| -slope).collect();
+        }
+        for (rank, lines) in near.ends.iter().enumerate() {
             let is_last = path.optimizer as usize == rank;
             let on_path = [path.first_forward[rank], path.reduce[rank], is_last];
             for (line, _) in lines.iter().zip(on_path).filter(|(_, on_path)| *on_path) {

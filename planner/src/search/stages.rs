@@ -41,10 +41,14 @@ fn more<'q>(
 }
 
 /// Whether no pass hides part of another, so that those of a rank take what its layers take, whatever stages they are in.
-pub(crate) fn ranks_add_up(case: Case<'_>) -> bool {
+fn ranks_add_up(case: Case<'_>) -> bool {
+    !case.schedule.combines() && !hides(case)
+}
+
+/// Whether passes hide exchanges of tokens.
+pub(crate) fn hides(case: Case<'_>) -> bool {
     let question = case.question;
-    let hides = question.stack.hides(question.overlap).expert_alltoall;
-    !case.schedule.combines() && !hides
+    question.stack.hides(question.overlap).expert_alltoall
 }
 
 /// Whether nothing else says how long a stage takes, and what of a step comes before it: a rank has one stage.

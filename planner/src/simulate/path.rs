@@ -17,6 +17,10 @@ pub struct LongestPath {
     pub backward: Vec<u32>,
     /// By stage: gradients of weights by themselves, less backward passes of inputs, which are without.
     pub weight: Vec<i64>,
+    /// By stage that runs forward and chunk that runs backward: passes that are combined.
+    pub together: Vec<Vec<u32>>,
+    /// By stage: whole backward passes that run alone.
+    pub alone: Vec<u32>,
     /// By stage: whether its gradients are reduced.
     pub reduce: Vec<bool>,
     /// Messages, together.
@@ -27,9 +31,6 @@ pub struct LongestPath {
 
 impl Simulator {
     /// The longest path of a step, one of them where there are several.
-    ///
-    /// # Panics
-    /// Where passes are combined.
     pub fn longest(&self, times: &StageTimes) -> LongestPath {
         let stages = self.num_stages as usize;
         let mut path = LongestPath {
@@ -37,6 +38,8 @@ impl Simulator {
             first_forward: vec![false; stages],
             backward: vec![0; stages],
             weight: vec![0; stages],
+            together: vec![vec![0; stages / self.pp as usize]; stages],
+            alone: vec![0; stages],
             reduce: vec![false; stages],
             messages: Span::ZERO,
             optimizer: 0,
@@ -60,7 +63,7 @@ impl Simulator {
         }
         while let Some(index) = next {
             let node = &self.nodes[index];
-            path.count(node.action);
+            path.count(node.action, self.pp);
             let [start, _] = ran[index];
             let is_first = self.begins[node.rank as usize] == index;
             let before = (!is_first).then(|| index - 1);
@@ -91,14 +94,26 @@ impl Simulator {
 }
 
 impl LongestPath {
-    fn count(&mut self, action: Action) {
+    fn count(&mut self, action: Action, pp: u32) {
         let at = |stage: Stage| stage.0 as usize;
         match action {
             Action::Forward(stage, microbatch) => {
                 self.forward[at(stage)] += 1;
                 self.first_forward[at(stage)] |= microbatch.0 == 0;
             }
-            Action::Backward(stage, _) => self.backward[at(stage)] += 1,
+            Action::Backward(stage, _) => {
+                self.backward[at(stage)] += 1;
+                self.alone[at(stage)] += 1;
+            }
+            Action::Combined {
+                forward: (forward, microbatch),
+                backward: (backward, _),
+            } => {
+                self.forward[at(forward)] += 1;
+                self.first_forward[at(forward)] |= microbatch.0 == 0;
+                self.backward[at(backward)] += 1;
+                self.together[at(forward)][at(backward) / pp as usize] += 1;
+            }
             Action::BackwardInput(stage, _) => {
                 self.backward[at(stage)] += 1;
                 self.weight[at(stage)] -= 1;

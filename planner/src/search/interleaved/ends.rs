@@ -12,7 +12,7 @@ use super::program::{Limits, Line, Point};
 type Counts = Vec<u32>;
 
 /// Of models of more kinds of layers nothing is known: with recorded routing each layer may be of its own.
-const MOST_KINDS: usize = 3;
+pub(super) const MOST_KINDS: usize = 3;
 
 /// See the module's documentation.
 #[derive(Default)]

@@ -36,6 +36,8 @@ pub(super) struct Classes {
     pub(super) first: u32,
     /// Seconds that each of those computes again, of different ones the least.
     pub(super) again_s: f64,
+    /// Seconds of both passes of any layer at least, whatever they hide.
+    least_s: f64,
 }
 
 /// The fewest and the most layers of each stage and of each rank.
@@ -121,11 +123,15 @@ impl Classes {
             kinds: Vec::new(),
             first: 0,
             again_s: 0.0,
+            least_s: f64::INFINITY,
         };
         for (layer, &place) in (0..).zip(&case.question.kind_of) {
             let kind = &kinds[place];
             let weight_s = if divides { kind.weight_s } else { 0.0 };
-            let backward_s = kind.backward_s[sets.least(layer)];
+            let set = sets.least(layer);
+            let backward_s = kind.backward_s[set];
+            let [_, least_s] = kind.least_s(set);
+            classes.least_s = classes.least_s.min(least_s.max(0.0));
             let own = Class([kind.forward_s, backward_s, weight_s]);
             let known = classes.each.iter().position(|known| *known == own);
             let class = known.unwrap_or_else(|| {
@@ -193,10 +199,7 @@ impl Limits {
             let may_be_bare = stage + 1 == num_stages || stage == 0 && first_may_be_bare;
             [u32::from(!may_be_bare), u32::MAX]
         };
-        let each = classes.each.iter();
-        let lightest_s = each.map(|Class([forward_s, backward_s, _])| forward_s + backward_s);
-        let lightest_s = lightest_s.fold(f64::INFINITY, f64::min);
-        let in_time = below_s / (lightest_s * f64::from(layout.microbatches()));
+        let in_time = below_s / (classes.least_s * f64::from(layout.microbatches()));
         let rank = |rank: u32| {
             let has_room = u32::try_from(most.of_rank(rank as usize)).unwrap_or(u32::MAX);
             [0, has_room.min(in_time as u32)]

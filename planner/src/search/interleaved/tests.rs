@@ -31,6 +31,7 @@ fn check(
     name: &str,
     layers: &[usize],
     (stack, optimizer, routing): (StackName, Optimizer, Option<Routing>),
+    overlap: Option<&str>,
     every: usize,
 ) -> Seen {
     let mut model = presets::load(name).expect("a preset");
@@ -45,6 +46,7 @@ fn check(
     let options = &SearchOptions {
         optimizer,
         routing,
+        overlap: overlap.map(|overlap| overlap.parse().expect("overlaps")),
         ..SearchOptions::new(batch, stack)
     };
     let costs = &Costs::for_cluster(cluster, &[]);
@@ -153,6 +155,7 @@ fn check_case(
     );
     if let Some(limits) = splits.limits.clone() {
         splits.ends = Ends::new(case, sets, &limits);
+        splits.turns = Turns::new(case, sets, &limits);
         let points = all.iter().map(|(step_s, _, stages)| {
             let sizes: Vec<u32> = stages.iter().map(|stage| stage.len() as u32).collect();
             (*step_s, Point::of(&splits.classes, &sizes))
@@ -253,7 +256,7 @@ fn oracle_the_best_of_all_splits_is_found() {
             31,
         ),
     ] {
-        let seen = check(name, layers, (stack, optimizer, None), every);
+        let seen = check(name, layers, (stack, optimizer, None), None, every);
         let Seen {
             cases,
             full,
@@ -269,6 +272,29 @@ fn oracle_the_best_of_all_splits_is_found() {
     };
     let lists: Vec<Vec<f64>> = (0..8).map(of_layer).collect();
     let routing = Some(Routing::new("h.json", &lists).expect("a histogram"));
-    let seen = check("mixtral-8x7b", &[0; 8], (Megatron, Adam, routing), 61);
+    let seen = check("mixtral-8x7b", &[0; 8], (Megatron, Adam, routing), None, 61);
     assert!(seen.cases > 20 && seen.uneven > 10, "{seen:?}");
+    // Passes hide exchanges of each other.
+    for (name, layers, stack, delays, every) in [
+        ("mixtral-8x7b", &[0; 9][..], Megatron, false, 29),
+        ("mixtral-8x7b", &[0; 9], Megatron, true, 29),
+        ("mixtral-8x7b", &[0; 7], Moefold, true, 29),
+        (
+            "deepseek-v2-lite",
+            &[0, 0, 1, 1, 1, 1, 1, 1],
+            Megatron,
+            true,
+            61,
+        ),
+    ] {
+        let delays = if delays { ",delay-wgrad" } else { "" };
+        let overlap = format!("grad-reduce,param-gather,p2p,expert-alltoall{delays}");
+        let seen = check(name, layers, (stack, Adam, None), Some(&overlap), every);
+        let Seen {
+            cases,
+            full,
+            uneven,
+        } = seen;
+        assert!(cases > 20 && full > 10 && uneven > 10, "{name}: {seen:?}");
+    }
 }
