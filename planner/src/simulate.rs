@@ -13,6 +13,7 @@ mod path;
 mod tests;
 
 use std::array;
+use std::collections::BTreeSet;
 use std::iter::Flatten;
 
 use moefold_profiles::trace::{Lane, Origin};
@@ -317,6 +318,17 @@ impl Simulator {
             begins,
             order,
         }
+    }
+
+    /// By stage that runs forward, the chunks that run backward beside it in some pass.
+    pub fn combined(&self) -> Vec<BTreeSet<u32>> {
+        let mut all = vec![BTreeSet::new(); self.num_stages as usize];
+        for node in &self.nodes {
+            if let Action::Combined { forward, backward } = node.action {
+                all[forward.0.0 as usize].insert(backward.0.0 / self.pp);
+            }
+        }
+        all
     }
 
     /// The longest path under some times.

@@ -191,7 +191,8 @@ impl<'q> Interleaved<'q> {
     pub(crate) fn look(&mut self, below_s: f64, paths: Option<&Paths<'_>>) -> Option<Best> {
         if let Some(limits) = self.limits.take() {
             self.ends = Ends::new(self.case, &self.sets, &limits);
-            self.turns = Turns::new(self.case, &self.sets, &limits);
+            let simulator = self.simulated.simulator();
+            self.turns = Turns::new((self.case, &self.sets), &limits, simulator);
             let rows = paths.map_or_else(Vec::new, |paths| self.along_all(paths, &limits));
             let looked = self.looked_at(limits, (rows, self.floor_s), Some(ROUNDS), below_s);
             return self.keep(Some(looked), below_s);

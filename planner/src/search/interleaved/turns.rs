@@ -1,13 +1,13 @@
 //! [`Turns`]: what passes that take turns hide of their exchanges, by how many layers their stages have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use super::super::candidate::{Case, Exchanges, own};
 use super::super::recompute::Sets;
 use super::super::shape::Kind;
 use super::program::{Limits, Line, Point};
-use crate::simulate::{Hidden, LongestPath};
+use crate::simulate::{Hidden, LongestPath, Simulator};
 
 /// What a stage may have, with the places of kinds of layers: the embedding, layers each under a recompute set, the head.
 type Run = (bool, Vec<(usize, usize)>, bool);
@@ -19,20 +19,22 @@ pub(super) struct Turns<'q> {
     known: Vec<Exchanges>,
     /// By whether a stage is the first, the last or neither, by its first layer and by how many it has: which of them.
     places: [Vec<Vec<usize>>; 3],
+    /// By stage that runs forward, chunks that run backward beside it.
+    combined: Vec<BTreeSet<u32>>,
     /// By run that runs forward and by run that runs backward, seconds that are hidden, once they were asked for.
     together: Vec<OnceLock<f64>>,
 }
 
 /// A plane over the layers of a stage that runs forward and of one that runs backward, by what it is of no layers and of each more.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Plane {
-    pub(super) at_none: f64,
-    pub(super) slopes: [f64; 2],
+#[derive(Debug, Clone, Copy, Default)]
+struct Plane {
+    at_none: f64,
+    slopes: [f64; 2],
 }
 
 /// Seconds that are no less than what passes hide within some limits: as near as can be where a point has their layers.
 pub(super) struct Hides {
-    /// By stage that runs forward and chunk that runs backward.
+    /// By stage that runs forward and chunk that runs backward; nothing of those that never do at once.
     together: Vec<Vec<Plane>>,
     /// By stage that runs backward alone.
     alone: Vec<Line>,
@@ -48,8 +50,12 @@ pub(super) struct Less {
 }
 
 impl<'q> Turns<'q> {
-    /// Of a case within some limits; none where no pass hides anything.
-    pub(super) fn new(case: Case<'q>, sets: &Sets, limits: &Limits) -> Option<Self> {
+    /// Of a case within some limits, where some passes are combined; none where no pass hides anything.
+    pub(super) fn new(
+        (case, sets): (Case<'q>, &Sets),
+        limits: &Limits,
+        simulator: &Simulator,
+    ) -> Option<Self> {
         let question = case.question;
         if !question.stack.hides(question.overlap).expert_alltoall {
             return None;
@@ -92,6 +98,7 @@ impl<'q> Turns<'q> {
         let together = known.len() * known.len();
         Some(Self {
             case,
+            combined: simulator.combined(),
             places: [first, last, inner],
             together: (0..together).map(|_| OnceLock::new()).collect(),
             known,
@@ -104,9 +111,12 @@ impl<'q> Turns<'q> {
         let all = self.within(limits);
         let each = (0..all.len()).map(|stage| {
             let rank = layout.places().rank_of(stage as u32) as usize;
-            own(layout, rank)
-                .map(|other| self.plane([stage, other], &all, point))
-                .collect()
+            let plane = |(chunk, other)| {
+                let is_there = self.combined[stage].contains(&chunk);
+                let plane = is_there.then(|| self.plane([stage, other], &all, point));
+                plane.unwrap_or_default()
+            };
+            (0..).zip(own(layout, rank)).map(plane).collect()
         });
         let alone = all.iter().enumerate().map(|(stage, runs)| {
             let points = runs.of_layers().map(|(layers, runs)| {
