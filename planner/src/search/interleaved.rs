@@ -16,10 +16,11 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use moefold_profiles::units::Span;
 use rayon::prelude::*;
 
 use ends::Ends;
-use program::{Classes, Limits, Point, Program, Row, Unsolved, WHOLE};
+use program::{Classes, Limits, Line, Point, Program, Row, Unsolved, WHOLE};
 use turns::{Hides, Turns};
 
 use super::candidate::{Case, StageSplit, message, own, spans};
@@ -28,7 +29,7 @@ use super::room::{Most, Of, Room};
 use super::schedules::Simulated;
 use super::shape::{Kind, Question};
 use super::stages::hides;
-use super::unit::peak;
+use super::unit::{Unit, peak};
 use crate::choice::ScheduleName;
 use crate::memory::Occupancy;
 use crate::partition::stages_of;
@@ -75,6 +76,8 @@ pub(crate) struct Interleaved<'q> {
     floor_s: f64,
     ends: Ends,
     turns: Option<Turns<'q>>,
+    /// Where each layer may compute again what it may by itself.
+    by_layer: Option<ByLayer<'q>>,
     /// Splits that are left, none before they are looked at.
     open: Vec<Node>,
     /// The best split that was simulated.
@@ -85,6 +88,14 @@ pub(crate) struct Interleaved<'q> {
     seen: BTreeMap<Vec<u32>, Option<f64>>,
     /// [`NEAR`], or more where passes are so short that rounding them to nanoseconds is.
     near: f64,
+}
+
+/// What is known where each layer computes again what it may by itself: seconds of a split are then what it takes at least, and nothing
+/// is computed again but for want of room.
+struct ByLayer<'q> {
+    unit: &'q Unit<'q>,
+    /// By rank, seconds of a microbatch that so many layers compute again at least.
+    again: Vec<Vec<[f64; 2]>>,
 }
 
 /// Paths that are the longest near a point, by how many passes they have: what they take under other recompute sets is no less than the
@@ -99,9 +110,11 @@ pub(crate) struct Paths<'q> {
 /// Lines and planes over layers that are near what is no line, where a point is.
 struct Near {
     /// See [`Ends::lines`].
-    ends: Vec<[program::Line; 3]>,
+    ends: Vec<[Line; 3]>,
     /// Where passes hide exchanges.
     hides: Option<Hides>,
+    /// By rank, seconds of a microbatch that some layers compute again, where each may by itself.
+    again: Vec<Line>,
 }
 
 /// The best split of some.
@@ -125,12 +138,50 @@ impl<'q> Interleaved<'q> {
     pub(crate) fn new(
         (case, sets): (Case<'q>, &Sets),
         (room, most): (Option<&Room<'_>>, &Most),
+        under: (Simulated, &'q [Vec<Occupancy>]),
+        within_s: (f64, f64),
+    ) -> Self {
+        Self::of(
+            (case, sets, Of::Choice(sets)),
+            (room, most),
+            under,
+            within_s,
+        )
+    }
+
+    /// The same of a unit where each layer may compute again what it may by itself, and what is found takes so long at least.
+    pub(crate) fn by_layer(
+        (case, unit): (Case<'q>, &'q Unit<'q>),
+        (room, most): (Option<&Room<'_>>, &Most),
+        under: (Simulated, &'q [Vec<Occupancy>]),
+        within_s: (f64, f64),
+    ) -> Self {
+        let nothing = (case, &case.question.choices[0], Of::Any);
+        let mut all = Self::of(nothing, (room, most), under, within_s);
+        let lightest = most.as_lightest(&|_| true);
+        let of_rank = |(rank, &[fewest, most]): (usize, &[u32; 2])| {
+            let again_s = |layers: u32| match &lightest {
+                Some(lightest) => lightest.again_s(rank, layers as usize),
+                None => Some(0.0),
+            };
+            let each = (fewest..=most).map_while(|layers| Some([layers.into(), again_s(layers)?]));
+            each.collect()
+        };
+        let ranks = all.limits.iter().flat_map(|limits| &limits.ranks);
+        let again = ranks.enumerate().map(of_rank).collect();
+        all.by_layer = Some(ByLayer { unit, again });
+        all
+    }
+
+    fn of(
+        (case, sets, of): (Case<'q>, &Sets, Of<'_>),
+        (room, most): (Option<&Room<'_>>, &Most),
         (simulated, occupancies): (Simulated, &'q [Vec<Occupancy>]),
         (floor_s, below_s): (f64, f64),
     ) -> Self {
         let classes = Classes::new(case, sets);
         let limits = Limits::new(case.layout, &classes, most, below_s);
-        let shares = room.map(|room| room.shares(Of::Choice(sets), occupancies));
+        let shares = room.map(|room| room.shares(of, occupancies));
         let shares = shares.unwrap_or_default().into_iter().enumerate();
         let memory = shares.map(|(rank, shares)| {
             let stages = own(case.layout, rank);
@@ -148,6 +199,7 @@ impl<'q> Interleaved<'q> {
             near: NEAR.max(2.0 * ROUNDED_S / classes.shortest_s()),
             ends: Ends::default(),
             turns: None,
+            by_layer: None,
             classes,
             limits,
             floor_s,
@@ -190,7 +242,8 @@ impl<'q> Interleaved<'q> {
     /// something.
     pub(crate) fn look(&mut self, below_s: f64, paths: Option<&Paths<'_>>) -> Option<Best> {
         if let Some(limits) = self.limits.take() {
-            self.ends = Ends::new(self.case, &self.sets, &limits);
+            let sets = self.by_layer.is_none().then_some(&self.sets);
+            self.ends = Ends::new(self.case, sets, &limits);
             let simulator = self.simulated.simulator();
             self.turns = Turns::new((self.case, &self.sets), &limits, simulator);
             let rows = paths.map_or_else(Vec::new, |paths| self.along_all(paths, &limits));
@@ -400,6 +453,18 @@ impl<'q> Interleaved<'q> {
         }
         let (case, sets) = (self.case, &self.sets);
         let split = StageSplit::new(case, stages_of(sizes));
+        if let Some(by_layer) = &self.by_layer {
+            let mut times = split.times(case, sets);
+            if let Some(longest) = longest(case).filter(|_| StageSplit::hides_reductions(case)) {
+                let ranks = 0..case.layout.pp() as usize;
+                let reduce = ranks.map(|rank| split.reduced_at_least_s(case, rank, &longest));
+                times.reduce = spans(&reduce.collect::<Vec<f64>>());
+                times.reduce.resize(sizes.len(), Span::ZERO);
+            }
+            let step = self.simulated.simulator().run(&times).total;
+            let again_s = by_layer.unit.by_layer_bound_s(case, &split);
+            return Some(step.seconds().0.max(again_s));
+        }
         let taken = peak(&split.memory(case, sets, self.occupancies));
         let on_host = split.on_host(case, sets, self.occupancies);
         let has_room =
@@ -520,10 +585,29 @@ impl<'q> Interleaved<'q> {
 
     fn near(&self, limits: &Limits, point: &Point) -> Near {
         let turns = self.turns.as_ref();
+        let by_layer = self.by_layer.iter();
+        let again = by_layer.flat_map(|by_layer| by_layer.again.iter().enumerate());
+        let again = again.map(|(rank, points)| {
+            let [fewest, most] = limits.ranks[rank].map(f64::from);
+            let points = points.iter().copied();
+            let points = points.filter(|[layers, _]| (fewest..=most).contains(layers));
+            let points: Vec<[f64; 2]> = points.collect();
+            if points.is_empty() {
+                return Line::default();
+            }
+            Line::below(&points, self.of_rank(point, rank))
+        });
         Near {
             ends: self.ends.lines(self.case, limits, point),
             hides: turns.map(|turns| turns.near(limits, point)),
+            again: again.collect(),
         }
+    }
+
+    /// Layers of a rank.
+    fn of_rank(&self, point: &Point, rank: usize) -> f64 {
+        let stages = own(self.case.layout, rank);
+        stages.map(|stage| point.stages[stage]).sum()
     }
 
     /// What some paths take in any split within some limits at least; none where they are of other passes and messages.
@@ -564,10 +648,12 @@ impl<'q> Interleaved<'q> {
         };
         let forward_s = self.seconds(of_classes(0), |end| end.forward_s);
         let again = |stage: usize| {
-            point
-                .again
-                .get(stage)
-                .map_or(0.0, |layers| layers * self.classes.again_s)
+            let first = point.again.get(stage);
+            let first_s = first.map_or(0.0, |layers| layers * self.classes.again_s);
+            let rank = layout.places().rank_of(stage as u32) as usize;
+            let line = near.again.get(rank);
+            let all_s = line.map_or(0.0, |line| line.at(self.of_rank(point, rank)).max(0.0));
+            first_s + all_s / f64::from(layout.vpp())
         };
         let backward = of_classes(1);
         let backward_s = self.seconds(
@@ -586,7 +672,7 @@ impl<'q> Interleaved<'q> {
         let hides = near.hides.as_ref();
         times.hidden = hides.map(|hides| hides.at(self.case, point));
         for (rank, lines) in near.ends.iter().enumerate() {
-            let layers: f64 = own(layout, rank).map(|stage| point.stages[stage]).sum();
+            let layers = self.of_rank(point, rank);
             let own = lines.map(|line| line.at(layers).max(0.0));
             let [gather, reduce, optimizer] = spans(&own)[..] else {
                 unreachable!("as many as lines")
@@ -630,6 +716,13 @@ impl<'q> Interleaved<'q> {
             constant -= less.at_none;
             slopes = less.slopes.iter().map(|slope| -slope).collect();
         }
+        for (rank, line) in near.again.iter().enumerate() {
+            // In which of its stages is not known.
+            let passes = own(layout, rank).map(|stage| path.backward[stage]).min();
+            let passes = f64::from(passes.unwrap_or(0));
+            constant += passes * line.at_none;
+            own(layout, rank).for_each(|stage| slopes[stage] += passes * line.slope);
+        }
         for (rank, lines) in near.ends.iter().enumerate() {
             let is_last = path.optimizer as usize == rank;
             let on_path = [path.first_forward[rank], path.reduce[rank], is_last];
@@ -647,6 +740,17 @@ impl<'q> Interleaved<'q> {
         let (layers, again) = (layers.collect(), again.collect());
         Row::of_path(path, (layers, again, constant))
     }
+}
+
+/// Recompute sets under which no layer has a shorter backward pass than under others.
+fn longest(case: Case<'_>) -> Option<Sets> {
+    let set = case.question.sets.len() - 1;
+    let is_longest = |kind: &Kind| {
+        let others = kind.backward_s.iter();
+        others.copied().all(|own| own <= kind.backward_s[set])
+    };
+    let kinds = &case.shape.kinds;
+    kinds.iter().all(is_longest).then_some(Sets::Every(set))
 }
 
 /// A split and its seconds, where it has room.

@@ -237,7 +237,7 @@ pub(crate) fn open_splits(
     looks: &Looks<'_>,
 ) -> Open {
     let mut open = Open::default();
-    let mut interleaved = Vec::new();
+    let (mut interleaved, mut by_layer) = (Vec::new(), Vec::new());
     for (question, shapes) in questions.iter().zip(unit.shapes) {
         let each = shapes.first(question).iter().enumerate();
         for ((index, first), (schedule, occupancies)) in
@@ -266,10 +266,19 @@ pub(crate) fn open_splits(
                     None => Most::default(),
                 };
                 let of_choice = matches!(of, Of::Choice(_));
-                if of_choice && Interleaved::may_look(case) {
+                if Interleaved::may_look(case) {
                     let simulated = unit.schedules.simulated(unit.layout, schedule);
                     let (room, schedule) = ((room.as_ref(), &most), (simulated, occupancies));
                     let within_s = (least_s(shape, sets), below_s);
+                    if !of_choice {
+                        by_layer.push(Interleaved::by_layer(
+                            (case, unit),
+                            room,
+                            schedule,
+                            within_s,
+                        ));
+                        return Some(true);
+                    }
                     let splits = Interleaved::new((case, sets), room, schedule, within_s);
                     // More layers than a stage has do not compute again, and fewer were asked for before.
                     let is_chosen = question.choices.contains(sets);
@@ -311,5 +320,9 @@ pub(crate) fn open_splits(
         Splits::Better => BRIEF_WORK,
     };
     open.add_best(interleaved, (below_s, most), looks);
+    if which == Splits::All {
+        // The best of these takes so long at least.
+        open.add_best(by_layer, (below_s, most), looks);
+    }
     open
 }

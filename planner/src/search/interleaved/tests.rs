@@ -1,6 +1,7 @@
 //! The best of splits against all that there are.
 
 use moefold_profiles::pricing::Costs;
+use moefold_profiles::random::SplitMix64;
 use moefold_profiles::units::Bytes;
 
 use super::*;
@@ -154,7 +155,7 @@ fn check_case(
         (simulated(), occupancies),
     );
     if let Some(limits) = splits.limits.clone() {
-        splits.ends = Ends::new(case, sets, &limits);
+        splits.ends = Ends::new(case, Some(sets), &limits);
         splits.turns = Turns::new((case, sets), &limits, splits.simulated.simulator());
         let points = all.iter().map(|(step_s, _, stages)| {
             let sizes: Vec<u32> = stages.iter().map(|stage| stage.len() as u32).collect();
@@ -217,6 +218,102 @@ fn check_case(
         stages.iter().any(|stage| stage.len() != stages[0].len())
     };
     (third, best.is_some_and(differ))
+}
+
+/// Where each layer computes again what it may by itself, the least that is known is no more than any choice takes that has room.
+#[test]
+fn law_no_choice_of_each_layer_takes_less() {
+    let layers = 7;
+    let mut model = presets::load("mixtral-8x7b").expect("a preset");
+    model.layers = vec![model.layers[0].clone(); layers as usize];
+    let cluster = &moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 64,
+    };
+    let options = &SearchOptions::new(batch, StackName::Moefold);
+    let costs = &Costs::for_cluster(cluster, &[]);
+    let rules = &Rules::of(&model, options);
+    let asked = Asked::new(&model, cluster, 16, options, costs, &Declared);
+    let mut question = question(&asked, rules).expect("legal");
+    let found = candidates(std::slice::from_ref(&question), 16, rules, &unwatched);
+    let layouts = found.expect("unwatched").layouts;
+    let schedules = &Schedules::new(&question, &layouts, &unwatched).expect("unwatched");
+    let is_cut = |layout: &&Layout| layout.vpp() > 1 && layout.stages() <= layers + 1;
+    let mut random = SplitMix64::new(41);
+    let (mut full, mut near) = (0, 0);
+    for layout in layouts.iter().filter(is_cut).step_by(17) {
+        let shapes = &[Shapes::new(layout)];
+        let unit = &Unit {
+            layout,
+            shapes,
+            schedules,
+            floor: 0.0,
+        };
+        let schedule = question.schedules(layout.pp(), layout.vpp()).next();
+        let Some(schedule) = schedule else {
+            continue;
+        };
+        let mut ways = question.choices.clone();
+        for _ in 0..30 {
+            let of_layer = |_| random.below(question.sets.len() as u64) as usize;
+            ways.push(Sets::Each((0..layers).map(of_layer).collect()));
+        }
+        let occupancies = schedules.occupancies(layout, schedule);
+        let ends = [u32::from(layout.stages() <= layers), 0];
+        let mut all = Vec::new();
+        for limit in [None, Some(7), Some(3)] {
+            if let Some(part) = limit {
+                let peaks: &mut Vec<(f64, Bytes)> = &mut all;
+                peaks.sort_by_key(|(_, peak)| *peak);
+                question.limit = Some(peaks[peaks.len() * part / 10].1);
+            }
+            let shape = shapes[0].held_under(&question, schedule, (true, 0));
+            let case = unit.case(&question, shape, schedule);
+            let simulated = || schedules.simulated(layout, schedule);
+            if limit.is_none() {
+                for stages in cuts(layers, layout.stages(), ends) {
+                    let split = StageSplit::new(case, stages);
+                    all.extend(ways.iter().map(|sets| {
+                        let times = split.times(case, sets);
+                        let step = simulated().simulator().run(&times).total.seconds().0;
+                        (step, peak(&split.memory(case, sets, occupancies)))
+                    }));
+                }
+            }
+            let capacity = question.capacity();
+            let fits = all.iter().filter(|(_, peak)| *peak <= capacity);
+            let best_s = fits
+                .map(|(step_s, _)| *step_s)
+                .fold(f64::INFINITY, f64::min);
+            let Some(room) = unit.room(case, capacity) else {
+                panic!("whole weights");
+            };
+            if best_s == f64::INFINITY || !Interleaved::may_look(case) {
+                continue;
+            }
+            let most = room.most(Of::Any);
+            let mut splits = Interleaved::by_layer(
+                (case, unit),
+                (Some(&room), &most),
+                (simulated(), occupancies),
+                (0.0, 1.01 * best_s),
+            );
+            let mut least_s = 1.01 * best_s;
+            while splits.least_s() < least_s {
+                let found = splits.look(least_s, None);
+                least_s = found.map_or(least_s, |found| found.step_s);
+                splits.close(least_s);
+            }
+            assert!(
+                least_s <= best_s * (1.0 + NEAR),
+                "{layout:?} {limit:?}: {least_s} {best_s}"
+            );
+            full += u32::from(limit.is_some());
+            near += u32::from(limit.is_some() && least_s > 0.9 * best_s);
+        }
+    }
+    assert!(full > 10 && near * 2 > full, "{near} of {full}");
 }
 
 #[test]
