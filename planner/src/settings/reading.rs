@@ -54,6 +54,7 @@ pub fn read(
             said.wrong(name, &words.join(" "), expected);
         }
     }
+    said.notes.extend(settings.notes.iter().cloned());
     if !settings.elsewhere.is_empty() {
         said.notes.push(format!(
             "not read, as this file does not say what it stands for: {}",

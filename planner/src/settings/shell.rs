@@ -1,8 +1,8 @@
 //! Command lines and shell scripts, read as far as settings go: assignments, arrays, `export`, variables that the file
 //! itself assigns, and the words of commands. Nothing is run. Of a branch both sides are read, one after the other.
 
-use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::arithmetic::evaluate;
@@ -79,6 +79,12 @@ struct Script {
     depth: Cell<usize>,
     /// Scripts inside of which a command stands.
     nested: usize,
+    /// Branches inside of which it stands.
+    branches: usize,
+    /// By variable that branches assign, what it held before, if anything, and what they make of it.
+    branched: BTreeMap<String, Vec<String>>,
+    /// Variables that were read.
+    used: RefCell<BTreeSet<String>>,
 }
 
 /// Bytes that variables of a script may stand for in all: one that holds itself twice, line after line, has no end.
@@ -103,6 +109,8 @@ impl Script {
         let mut prefix = Vec::new();
         let first = words.first().and_then(plain);
         match first {
+            Some("if" | "case") => self.branches += 1,
+            Some("fi" | "esac") => self.branches = self.branches.saturating_sub(1),
             Some("unset") => {
                 for name in words[1..].iter().filter_map(plain) {
                     self.variables.remove(name);
@@ -144,6 +152,12 @@ impl Script {
                 self.holders.push(variable.clone());
             }
             prefix.push((variable.clone(), all.join(" ")));
+            if self.branches > 0 {
+                let held = self.variables.get(&variable).map(|held| held.join(" "));
+                let values = self.branched.entry(variable.clone());
+                let values = values.or_insert_with(|| held.into_iter().collect());
+                values.push(all.join(" "));
+            }
             self.variables.insert(variable, all);
         }
         if exports {
@@ -279,8 +293,23 @@ impl Script {
                 })
                 .collect();
             all = said(&words);
+            self.used.borrow_mut().extend(self.holders);
         }
         all.env = self.env.env;
+        let used = self.used.into_inner();
+        for (name, mut values) in self.branched {
+            values.dedup();
+            if let [others @ .., last] = &values[..]
+                && !others.is_empty()
+                && used.contains(&name)
+            {
+                let others = others.iter().map(|other| format!("`{other}`"));
+                let others = others.collect::<Vec<_>>().join(", ");
+                all.notes.push(format!(
+                    "a branch decides what ${name} is: of {others} and `{last}` the last counts"
+                ));
+            }
+        }
         all
     }
 
@@ -341,6 +370,7 @@ impl Script {
     fn array(&self, text: &str) -> Option<Vec<String>> {
         let inner = text.strip_prefix("${")?.strip_suffix('}')?;
         let name = inner.strip_suffix("[@]").or(inner.strip_suffix("[*]"))?;
+        self.used.borrow_mut().insert(name.to_owned());
         let words = self.variables.get(name)?;
         let bytes = words.iter().map(|word| word.len() + size_of::<String>());
         self.has_room(bytes.sum()).then(|| words.clone())
@@ -381,6 +411,7 @@ impl Script {
         let end = reference.find(ends).unwrap_or(reference.len());
         let (name, more) = reference.split_at(end);
         let whole = more.strip_prefix("[@]").or(more.strip_prefix("[*]"));
+        self.used.borrow_mut().insert(name.to_owned());
         let words = self.variables.get(name);
         if let (None, Some((place, ""))) = (
             whole,
@@ -493,7 +524,7 @@ fn said(words: &[String]) -> Settings {
         } else {
             Value::Words(values)
         };
-        settings.set(&name(own), value);
+        settings.say(&name(own), value);
     }
     settings
 }
@@ -511,8 +542,9 @@ fn joined(commands: Vec<Settings>) -> Settings {
             continue;
         }
         for Setting { name, value } in command.flags {
-            all.set(&name, value);
+            all.say(&name, value);
         }
+        all.notes.extend(command.notes);
         all.elsewhere.extend(command.elsewhere);
     }
     all
@@ -986,6 +1018,34 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
         assert_eq!(sbatch.get("lr"), Some(&words(&["1"])));
         let name = parse("NAME=\"$(echo \"it's\")\"\necho $'it\\'s'\ncat <<< \"it's\"\n--lr 1\n");
         assert_eq!(name.get("lr"), Some(&words(&["1"])));
+    }
+
+    #[test]
+    fn golden_which_of_several_things_counts_is_said() {
+        for (script, said) in [
+            (
+                "--lr 1 --bf16 --lr 2",
+                "--lr is given twice: of `1` and `2` the last counts",
+            ),
+            (
+                "L=1\nif [ \"$X\" = a ]; then L=2; elif [ \"$X\" = b ]; then\nL=3\nfi\n--lr $L",
+                "a branch decides what $L is: of `1`, `2` and `3` the last counts",
+            ),
+            (
+                "case $X in\n a) L=2;;\n *) L=3;;\nesac\nARGS=\"--lr $L\"\n",
+                "a branch decides what $L is: of `2` and `3` the last counts",
+            ),
+        ] {
+            assert_eq!(parse(script).notes, [said], "{script}");
+        }
+        for script in [
+            "--lr 1 --bf16 --lr 1",
+            "if [ $X ]; then L=1; else L=1; fi\n--lr $L",
+            "if [ $X ]; then L=1; M=1; else M=2; fi\n--lr $L",
+            "L=1\nL=2\n--lr $L",
+        ] {
+            assert!(parse(script).notes.is_empty(), "{script}");
+        }
     }
 
     #[test]

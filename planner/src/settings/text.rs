@@ -63,6 +63,8 @@ pub struct Settings {
     pub flags: Vec<Setting>,
     /// Words beside flags that the file does not hold: the arguments of its script, and variables that it does not assign.
     pub elsewhere: Vec<String>,
+    /// Which of several things that the file says counts.
+    pub notes: Vec<String>,
 }
 
 impl Settings {
@@ -94,6 +96,20 @@ impl Settings {
                 value,
             }),
         }
+    }
+
+    /// Sets a flag as a file does, which may have set it before.
+    pub(super) fn say(&mut self, name: &str, value: Value) {
+        if let Some(before) = self.get(name).filter(|before| **before != value) {
+            let note = format!(
+                "{} is given twice: of `{}` and `{}` the last counts",
+                flag(name),
+                before.shown(),
+                value.shown()
+            );
+            self.notes.push(note);
+        }
+        self.set(name, value);
     }
 
     /// Sets a variable of the environment, at its place where it has one.

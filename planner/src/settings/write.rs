@@ -705,6 +705,7 @@ pub(super) fn merged(base: &Settings, own: &Written, plan: &Written) -> Written 
         flags: base.flags.clone(),
         // Notes say what these are.
         elsewhere: Vec::new(),
+        notes: Vec::new(),
     };
     let mut remarks = Vec::new();
     for facet in Facet::ALL {
