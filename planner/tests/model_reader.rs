@@ -211,6 +211,21 @@ fn mistakes_of_single_families_are_named_too() {
         &["`first_k_dense_replace` = 62", "num_hidden_layers = 61"],
     );
     refused(
+        &deepseek(json!({"rope_scaling": {"type": "yran", "factor": 40}})),
+        &["`rope_scaling.type`", "\"yran\"", "yarn, longrope"],
+    );
+    refused(
+        &deepseek(json!({"rope_scaling": {"type": "yarn"}})),
+        &["rope_scaling.factor", "missing"],
+    );
+    refused(
+        &changed(
+            "qwen3-30b-a3b",
+            &json!({"num_experts": 128, "num_local_experts": 64}),
+        ),
+        &["num_local_experts", "64", "num_experts = 128"],
+    );
+    refused(
         &deepseek(json!({"rope_scaling": {"type": "yarn", "factor": 0}})),
         &["`rope_scaling.factor` is 0", "above 0, up to 1e30"],
     );

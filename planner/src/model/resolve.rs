@@ -27,7 +27,11 @@ impl Model {
         if looks_like_path || (!exact && holds_model) {
             return hf::read(path);
         }
-        presets::load(argument)
+        match presets::load(argument) {
+            // What is missing in it is said.
+            Err(_) if path.is_dir() => hf::read(path),
+            found => found,
+        }
     }
 }
 
@@ -97,5 +101,8 @@ mod tests {
     fn a_missing_file_is_named() {
         let error = Model::resolve("./nowhere.json").expect_err("missing");
         assert!(error.to_string().contains("./nowhere.json"), "{error}");
+        // A folder below this crate that holds none.
+        let error = Model::resolve("src").expect_err("missing");
+        assert!(error.to_string().contains("src/config.json"), "{error}");
     }
 }

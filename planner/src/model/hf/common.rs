@@ -108,16 +108,32 @@ pub(super) fn rope(
     })
 }
 
+/// Ways to rescale positions (transformers 4.57, `ROPE_INIT_FUNCTIONS` of `modeling_rope_utils.py`), one by its older name, and that of
+/// models that see.
+const ROPE_TYPES: [&str; 7] = [
+    "linear", "dynamic", "yarn", "longrope", "llama3", "su", "mrope",
+];
+
 /// The rescaling that `scaling` asks for in the configuration `keys`.
 fn rope_scaling(keys: &Keys<'_>, scaling: &Keys<'_>) -> Result<Option<RopeScaling>, ModelError> {
     let kind = scaling.opt_str(&["rope_type", "type"])?;
     let Some(kind) = kind.filter(|kind| *kind != "default") else {
         return Ok(None);
     };
+    if !ROPE_TYPES.contains(&kind) {
+        let (name, value) = scaling
+            .find(&["rope_type", "type"])
+            .expect("it is a string");
+        let expected = format!("default, {}", ROPE_TYPES.join(", "));
+        return Err(scaling.wrong(name, value, &expected));
+    }
     let mut factor = scaling.opt_f64(&["factor"])?;
     let (mut yarn, mut llama3) = (None, None);
     let longest = keys.opt_u64(&["max_position_embeddings"], &POSITIONS)?;
     let original = scaling.opt_u64(&["original_max_position_embeddings"], &POSITIONS)?;
+    if kind == "yarn" && factor.is_none() && original.is_none() {
+        return Err(scaling.missing(&["factor"], "how often positions are stretched"));
+    }
     if let Some(original) = original.or(longest) {
         match kind {
             "yarn" => {

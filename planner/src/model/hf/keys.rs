@@ -76,6 +76,17 @@ impl<'a> Keys<'a> {
         let Some((name, value)) = self.find(names) else {
             return Ok(None);
         };
+        let others = names.iter().filter_map(|name| self.find(&[name]));
+        for (other, found) in others {
+            if whole(found) != whole(value) {
+                return Err(self.clash(
+                    other,
+                    &found.to_string(),
+                    &format!("{name} = {value}, which is the same number"),
+                    &format!("leave one of them out, or write {other} = {value}"),
+                ));
+            }
+        }
         let expected = || format!("a whole number from {} to {}", range.start(), range.end());
         whole(value)
             .filter(|n| range.contains(n))
