@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use moefold_profiles::nearest::nearest;
 use serde::{Deserialize, Serialize};
 
 moefold_profiles::named! {
@@ -78,9 +79,10 @@ impl Graphs {
 }
 
 fn expected(word: &str) -> String {
-    let names = GraphModule::ALL.map(GraphModule::name).join(", ");
+    let names = GraphModule::ALL.map(GraphModule::name);
+    let (nearest, names) = (nearest(word, names).unwrap_or_default(), names.join(", "));
     let whole = Graphs::WHOLE;
-    format!("none, {whole}, or some of {names}; there is `{word}`")
+    format!("none, {whole}, or some of {names}; there is `{word}`, nearest to {nearest}")
 }
 
 impl FromStr for Graphs {

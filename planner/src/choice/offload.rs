@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use moefold_profiles::nearest::nearest;
 use serde::{Deserialize, Serialize};
 
 use super::recompute::{Module, Recompute};
@@ -143,8 +144,9 @@ impl From<Offload> for Record {
 }
 
 fn expected(word: &str) -> String {
-    let names = OffloadModule::ALL.map(OffloadModule::name).join(", ");
-    format!("none, or some of {names}; there is `{word}`")
+    let names = OffloadModule::ALL.map(OffloadModule::name);
+    let (nearest, names) = (nearest(word, names).unwrap_or_default(), names.join(", "));
+    format!("none, or some of {names}; there is `{word}`, nearest to {nearest}")
 }
 
 impl FromStr for Offload {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
+use moefold_profiles::nearest::nearest;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Ffn, Mixer, Model};
@@ -133,8 +134,9 @@ impl FromStr for Recompute {
         let module = |word: &str| {
             let named = |module: &Module| module.name() == word.trim();
             Module::ALL.into_iter().find(named).ok_or_else(|| {
-                let names = Module::ALL.map(Module::name).join(", ");
-                format!("none, full, or some of {names}; there is `{word}`")
+                let names = Module::ALL.map(Module::name);
+                let (nearest, names) = (nearest(word, names).unwrap_or_default(), names.join(", "));
+                format!("none, full, or some of {names}; there is `{word}`, nearest to {nearest}")
             })
         };
         match words {

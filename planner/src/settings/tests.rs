@@ -954,12 +954,15 @@ fn releases_have_their_own_flags() {
     assert_eq!(flags(Version::V14), (true, None));
     assert_eq!(flags(Version::V16), (false, Some(Value::word("deepep"))));
     job.options.offload = Some(Offload::of([OffloadModule::AttnNorm]));
+    job.options.dispatcher = Some(crate::choice::Dispatcher::Hybridep);
     let refused = write(&job, &cluster, Version::V15, Rest::Placeholders).expect_err("too old");
     let refused = format!("{refused:?}");
-    assert!(
-        refused.contains("0.15 has no --fine-grained-activation-offloading"),
-        "{refused}"
-    );
+    for what in [
+        "has no --fine-grained-activation-offloading",
+        "has no HybridEP",
+    ] {
+        assert!(refused.contains(&format!("0.15 {what}")), "{refused}");
+    }
 }
 
 #[test]

@@ -220,6 +220,10 @@ fn write_dispatch(job: &Job, cluster: &Cluster, out: &mut Writer) {
         Some(Dispatcher::Deepep) => {
             backend(out, "deepep", "a token once to each rank that needs it");
         }
+        Some(Dispatcher::Hybridep) if !rules::has_hybridep(out.version) => out.refuse(
+            format!("Megatron-Core {} has no HybridEP", out.version.name()),
+            "--megatron 0.16, or a plan with --dispatcher deepep or alltoall",
+        ),
         Some(Dispatcher::Hybridep) => backend(
             out,
             "hybridep",
