@@ -5,6 +5,7 @@
 //! come out the same. Text goes in and comes out, no file but the one that is named is read, and nothing is priced here.
 
 mod arithmetic;
+mod branches;
 mod file;
 mod job;
 mod model;

@@ -212,7 +212,7 @@ fn mistakes_of_single_families_are_named_too() {
     );
     refused(
         &deepseek(json!({"rope_scaling": {"type": "yran", "factor": 40}})),
-        &["`rope_scaling.type`", "\"yran\"", "yarn, longrope"],
+        &["`rope_scaling.type`", "\"yran\"", "\"yarn\", \"longrope\""],
     );
     refused(
         &deepseek(json!({"rope_scaling": {"type": "yarn"}})),

@@ -9,6 +9,14 @@ pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
     ranked(found, known).into_iter().next()
 }
 
+/// What `found` is no word of, for the end of a message: itself, and which of the words it most likely meant.
+pub fn instead<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    match nearest(found, known).filter(|_| !found.trim().is_empty()) {
+        Some(nearest) => format!("there is `{found}`, nearest to {nearest}"),
+        None => format!("there is `{found}`"),
+    }
+}
+
 /// Up to three known names, the one that `found` most likely meant first.
 pub fn closest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let mut names = ranked(found, known);

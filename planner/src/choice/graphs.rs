@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use moefold_profiles::nearest::nearest;
+use moefold_profiles::nearest::instead;
 use serde::{Deserialize, Serialize};
 
 moefold_profiles::named! {
@@ -80,9 +80,9 @@ impl Graphs {
 
 fn expected(word: &str) -> String {
     let names = GraphModule::ALL.map(GraphModule::name);
-    let (nearest, names) = (nearest(word, names).unwrap_or_default(), names.join(", "));
     let whole = Graphs::WHOLE;
-    format!("none, {whole}, or some of {names}; there is `{word}`, nearest to {nearest}")
+    let instead = instead(word, names.into_iter().chain(["none", whole]));
+    format!("none, {whole}, or some of {}; {instead}", names.join(", "))
 }
 
 impl FromStr for Graphs {

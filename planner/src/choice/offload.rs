@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use moefold_profiles::nearest::nearest;
+use moefold_profiles::nearest::instead;
 use serde::{Deserialize, Serialize};
 
 use super::recompute::{Module, Recompute};
@@ -145,8 +145,8 @@ impl From<Offload> for Record {
 
 fn expected(word: &str) -> String {
     let names = OffloadModule::ALL.map(OffloadModule::name);
-    let (nearest, names) = (nearest(word, names).unwrap_or_default(), names.join(", "));
-    format!("none, or some of {names}; there is `{word}`, nearest to {nearest}")
+    let instead = instead(word, names.into_iter().chain(["none"]));
+    format!("none, or some of {}; {instead}", names.join(", "))
 }
 
 impl FromStr for Offload {

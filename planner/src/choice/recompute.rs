@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use moefold_profiles::nearest::nearest;
+use moefold_profiles::nearest::instead;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Ffn, Mixer, Model};
@@ -135,8 +135,8 @@ impl FromStr for Recompute {
             let named = |module: &Module| module.name() == word.trim();
             Module::ALL.into_iter().find(named).ok_or_else(|| {
                 let names = Module::ALL.map(Module::name);
-                let (nearest, names) = (nearest(word, names).unwrap_or_default(), names.join(", "));
-                format!("none, full, or some of {names}; there is `{word}`, nearest to {nearest}")
+                let instead = instead(word, names.into_iter().chain(["none", "full"]));
+                format!("none, full, or some of {}; {instead}", names.join(", "))
             })
         };
         match words {

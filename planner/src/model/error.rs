@@ -82,6 +82,16 @@ pub enum ModelError {
         /// Presets spelled alike.
         nearest: String,
     },
+    /// A folder without a model, whose name is no preset's either.
+    #[error(
+        "the folder `{name}` holds no config.json, and no preset model is called so; nearest presets: {nearest}"
+    )]
+    EmptyFolder {
+        /// The name asked for.
+        name: String,
+        /// Presets spelled alike.
+        nearest: String,
+    },
     /// A name that several presets answer to.
     #[error("`{name}` could be any of {candidates}; write one of them in full")]
     AmbiguousName {

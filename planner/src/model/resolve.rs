@@ -28,8 +28,9 @@ impl Model {
             return hf::read(path);
         }
         match presets::load(argument) {
-            // What is missing in it is said.
-            Err(_) if path.is_dir() => hf::read(path),
+            Err(ModelError::UnknownName { name, nearest }) if path.is_dir() => {
+                Err(ModelError::EmptyFolder { name, nearest })
+            }
             found => found,
         }
     }
@@ -103,6 +104,10 @@ mod tests {
         assert!(error.to_string().contains("./nowhere.json"), "{error}");
         // A folder below this crate that holds none.
         let error = Model::resolve("src").expect_err("missing");
-        assert!(error.to_string().contains("src/config.json"), "{error}");
+        let error = error.to_string();
+        assert!(
+            error.contains("`src` holds no config.json") && error.contains("nearest presets"),
+            "{error}"
+        );
     }
 }

@@ -1,16 +1,17 @@
 //! [`Interleaved`]: the best split of layers where ranks have several stages, by branch and bound.
 //!
 //! A step is as long as the longest path through its work, and any other split takes as long at least as that path does there: a linear
-//! function of how many layers each stage has. Paths that are the longest in some split, or in stages of parts of layers, are cuts of a
+//! function of how many layers each stage has. Where passes are combined, what they hide of each other's exchanges is taken off by planes
+//! above it ([`hiding`]); where each layer may compute again what it may by itself, only what has to for want of room is added. Paths that are the longest in some split, or in stages of parts of layers, are cuts of a
 //! linear program, whose optimum no split beats (Kelley, The cutting-plane method for solving convex programs, 1960). A rank or a stage
 //! with a part of a layer is divided into one with fewer layers and one with more, until no program takes less than the best split
 //! that was simulated.
 
 mod ends;
+mod hiding;
 mod program;
 #[cfg(test)]
 mod tests;
-mod turns;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,8 +21,8 @@ use moefold_profiles::units::Span;
 use rayon::prelude::*;
 
 use ends::Ends;
+use hiding::{Hides, Hiding};
 use program::{Classes, Limits, Line, Point, Program, Row, Unsolved, WHOLE};
-use turns::{Hides, Turns};
 
 use super::candidate::{Case, StageSplit, message, own, spans};
 use super::recompute::Sets;
@@ -75,9 +76,9 @@ pub(crate) struct Interleaved<'q> {
     /// Seconds that no split takes less than, before they are looked at.
     floor_s: f64,
     ends: Ends,
-    turns: Option<Turns<'q>>,
+    hiding: Option<Hiding<'q>>,
     /// Where each layer may compute again what it may by itself.
-    by_layer: Option<ByLayer<'q>>,
+    each_layer: Option<EachLayer<'q>>,
     /// Splits that are left, none before they are looked at.
     open: Vec<Node>,
     /// The best split that was simulated.
@@ -92,7 +93,7 @@ pub(crate) struct Interleaved<'q> {
 
 /// What is known where each layer computes again what it may by itself: seconds of a split are then what it takes at least, and nothing
 /// is computed again but for want of room.
-struct ByLayer<'q> {
+struct EachLayer<'q> {
     unit: &'q Unit<'q>,
     /// By rank, seconds of a microbatch that so many layers compute again at least.
     again: Vec<Vec<[f64; 2]>>,
@@ -108,7 +109,7 @@ pub(crate) struct Paths<'q> {
 }
 
 /// Lines and planes over layers that are near what is no line, where a point is.
-struct Near {
+struct Lines {
     /// See [`Ends::lines`].
     ends: Vec<[Line; 3]>,
     /// Where passes hide exchanges.
@@ -169,7 +170,7 @@ impl<'q> Interleaved<'q> {
         };
         let ranks = all.limits.iter().flat_map(|limits| &limits.ranks);
         let again = ranks.enumerate().map(of_rank).collect();
-        all.by_layer = Some(ByLayer { unit, again });
+        all.each_layer = Some(EachLayer { unit, again });
         all
     }
 
@@ -196,10 +197,10 @@ impl<'q> Interleaved<'q> {
             simulated,
             occupancies,
             memory: memory.collect(),
-            near: NEAR.max(2.0 * ROUNDED_S / classes.shortest_s()),
+            near: NEAR.max(3.0 * ROUNDED_S / classes.shortest_s()),
             ends: Ends::default(),
-            turns: None,
-            by_layer: None,
+            hiding: None,
+            each_layer: None,
             classes,
             limits,
             floor_s,
@@ -242,10 +243,10 @@ impl<'q> Interleaved<'q> {
     /// something.
     pub(crate) fn look(&mut self, below_s: f64, paths: Option<&Paths<'_>>) -> Option<Best> {
         if let Some(limits) = self.limits.take() {
-            let sets = self.by_layer.is_none().then_some(&self.sets);
+            let sets = self.each_layer.is_none().then_some(&self.sets);
             self.ends = Ends::new(self.case, sets, &limits);
             let simulator = self.simulated.simulator();
-            self.turns = Turns::new((self.case, &self.sets), &limits, simulator);
+            self.hiding = Hiding::new((self.case, &self.sets), &limits, simulator);
             let rows = paths.map_or_else(Vec::new, |paths| self.along_all(paths, &limits));
             let looked = self.looked_at(limits, (rows, self.floor_s), Some(ROUNDS), below_s);
             return self.keep(Some(looked), below_s);
@@ -446,23 +447,26 @@ impl<'q> Interleaved<'q> {
         looked
     }
 
-    /// Seconds of a split, by the layers of each stage, where it has room.
+    /// Seconds of a split, by the layers of each stage, where it has room; at least, where each layer computes again what it may by itself.
     fn step_s(&self, sizes: &[u32]) -> Option<f64> {
         if let Some(known) = self.seen.get(sizes) {
             return *known;
         }
         let (case, sets) = (self.case, &self.sets);
         let split = StageSplit::new(case, stages_of(sizes));
-        if let Some(by_layer) = &self.by_layer {
+        if let Some(each_layer) = &self.each_layer {
             let mut times = split.times(case, sets);
-            if let Some(longest) = longest(case).filter(|_| StageSplit::hides_reductions(case)) {
+            if StageSplit::hides_reductions(case) {
                 let ranks = 0..case.layout.pp() as usize;
-                let reduce = ranks.map(|rank| split.reduced_at_least_s(case, rank, &longest));
+                let reduce = ranks.map(|rank| match &longest_sets(case) {
+                    Some(longest) => split.reduced_at_least_s(case, rank, longest),
+                    None => 0.0,
+                });
                 times.reduce = spans(&reduce.collect::<Vec<f64>>());
                 times.reduce.resize(sizes.len(), Span::ZERO);
             }
             let step = self.simulated.simulator().run(&times).total;
-            let again_s = by_layer.unit.by_layer_bound_s(case, &split);
+            let again_s = each_layer.unit.by_layer_bound_s(case, &split);
             return Some(step.seconds().0.max(again_s));
         }
         let taken = peak(&split.memory(case, sets, self.occupancies));
@@ -577,16 +581,16 @@ impl<'q> Interleaved<'q> {
 
     /// Seconds that every split within some limits takes at least: those of the path that is the longest at a point.
     fn cut(&self, limits: &Limits, point: &Point) -> Row {
-        let near = self.near(limits, point);
-        let times = self.times(point, &near);
+        let lines = self.lines(limits, point);
+        let times = self.times(point, &lines);
         let path = self.simulated.simulator().longest(&times);
-        self.along(Arc::new(path), &near)
+        self.along(Arc::new(path), &lines)
     }
 
-    fn near(&self, limits: &Limits, point: &Point) -> Near {
-        let turns = self.turns.as_ref();
-        let by_layer = self.by_layer.iter();
-        let again = by_layer.flat_map(|by_layer| by_layer.again.iter().enumerate());
+    fn lines(&self, limits: &Limits, point: &Point) -> Lines {
+        let hiding = self.hiding.as_ref();
+        let each_layer = self.each_layer.iter();
+        let again = each_layer.flat_map(|each_layer| each_layer.again.iter().enumerate());
         let again = again.map(|(rank, points)| {
             let [fewest, most] = limits.ranks[rank].map(f64::from);
             let points = points.iter().copied();
@@ -597,9 +601,9 @@ impl<'q> Interleaved<'q> {
             }
             Line::below(&points, self.of_rank(point, rank))
         });
-        Near {
+        Lines {
             ends: self.ends.lines(self.case, limits, point),
-            hides: turns.map(|turns| turns.near(limits, point)),
+            hides: hiding.map(|hiding| hiding.near(limits, point)),
             again: again.collect(),
         }
     }
@@ -618,9 +622,9 @@ impl<'q> Interleaved<'q> {
         if !std::ptr::eq(paths.question, question) || paths.schedule != schedule {
             return Vec::new();
         }
-        let near = self.near(limits, &paths.point);
+        let lines = self.lines(limits, &paths.point);
         let each = paths.longest.iter().cloned();
-        each.map(|path| self.along(path, &near)).collect()
+        each.map(|path| self.along(path, &lines)).collect()
     }
 
     /// Seconds of each stage that its layers and the ends of the model take, of a kind of pass.
@@ -634,8 +638,8 @@ impl<'q> Interleaved<'q> {
         seconds
     }
 
-    /// What passes, messages and the ends of ranks take at a point, of which is given what is near.
-    fn times(&self, point: &Point, near: &Near) -> StageTimes {
+    /// What passes, messages and the ends of ranks take at a point, of which the lines are given.
+    fn times(&self, point: &Point, lines: &Lines) -> StageTimes {
         let Case {
             question, layout, ..
         } = self.case;
@@ -651,7 +655,7 @@ impl<'q> Interleaved<'q> {
             let first = point.again.get(stage);
             let first_s = first.map_or(0.0, |layers| layers * self.classes.again_s);
             let rank = layout.places().rank_of(stage as u32) as usize;
-            let line = near.again.get(rank);
+            let line = lines.again.get(rank);
             let all_s = line.map_or(0.0, |line| line.at(self.of_rank(point, rank)).max(0.0));
             first_s + all_s / f64::from(layout.vpp())
         };
@@ -669,11 +673,11 @@ impl<'q> Interleaved<'q> {
             times.hop.fill(cost.time.to_span());
         }
         times.hop_overlapped = question.stack.sends_beside(question.overlap, layout.vpp());
-        let hides = near.hides.as_ref();
+        let hides = lines.hides.as_ref();
         times.hidden = hides.map(|hides| hides.at(self.case, point));
-        for (rank, lines) in near.ends.iter().enumerate() {
+        for (rank, own) in lines.ends.iter().enumerate() {
             let layers = self.of_rank(point, rank);
-            let own = lines.map(|line| line.at(layers).max(0.0));
+            let own = own.map(|line| line.at(layers).max(0.0));
             let [gather, reduce, optimizer] = spans(&own)[..] else {
                 unreachable!("as many as lines")
             };
@@ -685,7 +689,7 @@ impl<'q> Interleaved<'q> {
     }
 
     /// Seconds that a path takes in any split at least.
-    fn along(&self, path: Arc<LongestPath>, near: &Near) -> Row {
+    fn along(&self, path: Arc<LongestPath>, lines: &Lines) -> Row {
         let Case { layout, shape, .. } = self.case;
         let stages = layout.stages() as usize;
         let set = self.sets.of_ends();
@@ -704,7 +708,7 @@ impl<'q> Interleaved<'q> {
         let apart = path.weight.iter().map(|passes| passes.unsigned_abs());
         // And what is gathered before first passes, what is reduced after the last, and the optimizer step.
         let gathered = path.first_forward.iter().filter(|is_first| **is_first);
-        let less = near.hides.as_ref();
+        let less = lines.hides.as_ref();
         let less = less.map(|hides| hides.along(self.case, &path));
         let hidden = less.iter().map(|less| less.passes);
         let rounded = each.chain(apart).chain(hidden).sum::<u64>() as f64;
@@ -716,17 +720,17 @@ impl<'q> Interleaved<'q> {
             constant -= less.at_none;
             slopes = less.slopes.iter().map(|slope| -slope).collect();
         }
-        for (rank, line) in near.again.iter().enumerate() {
+        for (rank, line) in lines.again.iter().enumerate() {
             // In which of its stages is not known.
             let passes = own(layout, rank).map(|stage| path.backward[stage]).min();
             let passes = f64::from(passes.unwrap_or(0));
             constant += passes * line.at_none;
             own(layout, rank).for_each(|stage| slopes[stage] += passes * line.slope);
         }
-        for (rank, lines) in near.ends.iter().enumerate() {
+        for (rank, of_rank) in lines.ends.iter().enumerate() {
             let is_last = path.optimizer as usize == rank;
             let on_path = [path.first_forward[rank], path.reduce[rank], is_last];
-            for (line, _) in lines.iter().zip(on_path).filter(|(_, on_path)| *on_path) {
+            for (line, _) in of_rank.iter().zip(on_path).filter(|(_, on_path)| *on_path) {
                 constant += line.at_none;
                 own(layout, rank).for_each(|stage| slopes[stage] += line.slope);
             }
@@ -743,7 +747,7 @@ impl<'q> Interleaved<'q> {
 }
 
 /// Recompute sets under which no layer has a shorter backward pass than under others.
-fn longest(case: Case<'_>) -> Option<Sets> {
+fn longest_sets(case: Case<'_>) -> Option<Sets> {
     let set = case.question.sets.len() - 1;
     let is_longest = |kind: &Kind| {
         let others = kind.backward_s.iter();

@@ -270,6 +270,9 @@ pub(crate) fn open_splits(
                     let simulated = unit.schedules.simulated(unit.layout, schedule);
                     let (room, schedule) = ((room.as_ref(), &most), (simulated, occupancies));
                     let within_s = (least_s(shape, sets), below_s);
+                    if !of_choice && which == Splits::Better {
+                        return None;
+                    }
                     if !of_choice {
                         by_layer.push(Interleaved::by_layer(
                             (case, unit),
@@ -320,9 +323,7 @@ pub(crate) fn open_splits(
         Splits::Better => BRIEF_WORK,
     };
     open.add_best(interleaved, (below_s, most), looks);
-    if which == Splits::All {
-        // The best of these takes so long at least.
-        open.add_best(by_layer, (below_s, most), looks);
-    }
+    // The best of these takes so long at least.
+    open.add_best(by_layer, (below_s, most), looks);
     open
 }

@@ -1,11 +1,12 @@
 //! Command lines and shell scripts, read as far as settings go: assignments, arrays, `export`, variables that the file
 //! itself assigns, and the words of commands. Nothing is run. Of a branch both sides are read, one after the other.
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::arithmetic::evaluate;
+use super::branches::{Assigned, Branches};
 use super::table;
 use super::text::{Setting, Settings, SettingsFileError, Value, name};
 
@@ -79,12 +80,7 @@ struct Script {
     depth: Cell<usize>,
     /// Scripts inside of which a command stands.
     nested: usize,
-    /// Branches inside of which it stands.
-    branches: usize,
-    /// By variable that branches assign, what it held before, if anything, and what they make of it.
-    branched: BTreeMap<String, Vec<String>>,
-    /// Variables that were read.
-    used: RefCell<BTreeSet<String>>,
+    branches: Branches,
 }
 
 /// Bytes that variables of a script may stand for in all: one that holds itself twice, line after line, has no end.
@@ -104,13 +100,14 @@ impl Script {
         // What begins a branch or a loop is no command.
         let opens = |word: &&Word| matches!(plain(word), Some("then" | "else" | "do" | "{"));
         let begun = command.iter().take_while(opens).count();
-        let command = &command[begun..];
+        let (begins, command) = command.split_at(begun);
+        let begins: Vec<Option<&str>> = begins.iter().map(plain).collect();
+        let firsts = [0, 1, 2].map(|at| command.get(at).and_then(plain));
+        self.branches.command(&begins, firsts);
         let mut words = command;
         let mut prefix = Vec::new();
         let first = words.first().and_then(plain);
         match first {
-            Some("if" | "case") => self.branches += 1,
-            Some("fi" | "esac") => self.branches = self.branches.saturating_sub(1),
             Some("unset") => {
                 for name in words[1..].iter().filter_map(plain) {
                     self.variables.remove(name);
@@ -152,12 +149,12 @@ impl Script {
                 self.holders.push(variable.clone());
             }
             prefix.push((variable.clone(), all.join(" ")));
-            if self.branches > 0 {
-                let held = self.variables.get(&variable).map(|held| held.join(" "));
-                let values = self.branched.entry(variable.clone());
-                let values = values.or_insert_with(|| held.into_iter().collect());
-                values.push(all.join(" "));
-            }
+            self.branches.assigns(&Assigned {
+                variable: &variable,
+                held: self.variables.get(&variable).map(Vec::as_slice),
+                added: added.then_some(&value),
+                all: &all,
+            });
             self.variables.insert(variable, all);
         }
         if exports {
@@ -174,13 +171,18 @@ impl Script {
             }
             return;
         }
-        let words = without_redirections(words);
+        self.start(&without_redirections(words), &prefix);
+    }
+
+    /// Runs a command that is neither an assignment nor a branch, before which some variables are assigned.
+    fn start(&mut self, words: &[&Word], prefix: &[(String, String)]) {
         if words.is_empty() {
             return;
         }
-        if let Some(script) = self.script_in(&words) {
+        if let Some(script) = self.script_in(words) {
+            let (doubts, said) = (self.branches.doubts_read(), self.said.len());
             if self.nested < MOST_NESTED && self.has_room(script.len()) {
-                self.export(&prefix);
+                self.export(prefix);
                 self.nested += 1;
                 let (inner, _) = commands(&script, self.nested);
                 for (_, command) in &inner {
@@ -188,12 +190,12 @@ impl Script {
                 }
                 self.nested -= 1;
             }
+            if self.said.len() > said {
+                self.branches.say(doubts);
+            }
             return;
         }
-        let words: Vec<String> = words
-            .into_iter()
-            .flat_map(|word| self.expand(word))
-            .collect();
+        let words: Vec<String> = words.iter().flat_map(|word| self.expand(word)).collect();
         let own = words.iter().position(|word| {
             let ending = Path::new(word).extension();
             ending.is_some_and(|ending| ending == "py")
@@ -206,8 +208,10 @@ impl Script {
         if own.is_none() && !begins {
             return;
         }
-        self.export(&prefix);
+        self.export(prefix);
         self.said.push(said(flags));
+        let doubts = self.branches.doubts_read();
+        self.branches.say(doubts);
     }
 
     /// The script that a command is given as a word: by `bash -c`, whatever starts that, or `eval`.
@@ -270,15 +274,15 @@ impl Script {
 
     fn export(&mut self, variables: &[(String, String)]) {
         for (name, value) in variables {
-            let launcher = OF_LAUNCHERS.contains(&name.as_str()) || name.starts_with("SLURM_");
-            if !launcher && !value.contains("$(") && !value.contains('`') {
+            if !is_of_launcher(name) && !value.contains("$(") && !value.contains('`') {
                 self.env.export(name, value);
+                self.branches.say_variable(name);
             }
         }
     }
 
     /// Flags of commands; without any, those that variables hold which no other holds.
-    fn settings(self) -> Settings {
+    fn settings(mut self) -> Settings {
         let mut all = joined(self.said);
         if all.flags.is_empty() {
             let words: Vec<String> = self
@@ -293,23 +297,13 @@ impl Script {
                 })
                 .collect();
             all = said(&words);
-            self.used.borrow_mut().extend(self.holders);
-        }
-        all.env = self.env.env;
-        let used = self.used.into_inner();
-        for (name, mut values) in self.branched {
-            values.dedup();
-            if let [others @ .., last] = &values[..]
-                && !others.is_empty()
-                && used.contains(&name)
-            {
-                let others = others.iter().map(|other| format!("`{other}`"));
-                let others = others.collect::<Vec<_>>().join(", ");
-                all.notes.push(format!(
-                    "a branch decides what ${name} is: of {others} and `{last}` the last counts"
-                ));
+            for name in &self.holders {
+                self.branches.say_variable(name);
             }
         }
+        all.env = self.env.env;
+        let notes = self.branches.notes(|name| !is_of_launcher(name));
+        all.notes.extend(notes);
         all
     }
 
@@ -370,7 +364,7 @@ impl Script {
     fn array(&self, text: &str) -> Option<Vec<String>> {
         let inner = text.strip_prefix("${")?.strip_suffix('}')?;
         let name = inner.strip_suffix("[@]").or(inner.strip_suffix("[*]"))?;
-        self.used.borrow_mut().insert(name.to_owned());
+        self.branches.reads(name);
         let words = self.variables.get(name)?;
         let bytes = words.iter().map(|word| word.len() + size_of::<String>());
         self.has_room(bytes.sum()).then(|| words.clone())
@@ -411,7 +405,7 @@ impl Script {
         let end = reference.find(ends).unwrap_or(reference.len());
         let (name, more) = reference.split_at(end);
         let whole = more.strip_prefix("[@]").or(more.strip_prefix("[*]"));
-        self.used.borrow_mut().insert(name.to_owned());
+        self.branches.reads(name);
         let words = self.variables.get(name);
         if let (None, Some((place, ""))) = (
             whole,
@@ -452,6 +446,10 @@ impl Script {
             (own, None) => own,
         }
     }
+}
+
+fn is_of_launcher(variable: &str) -> bool {
+    OF_LAUNCHERS.contains(&variable) || variable.starts_with("SLURM_")
 }
 
 /// The words of a command but those that say where it reads and writes: `> log`, `2>log`, `< data`.
@@ -694,9 +692,15 @@ impl Reader {
                 '(' => self.at += 1,
                 ')' => {
                     self.at += 1;
-                    // A pattern of `case`, or the name of a function.
-                    if matches!(&words[..], [pattern] if assignment(pattern).is_none()) {
-                        words.clear();
+                    match words.first().and_then(plain) {
+                        // Its first pattern.
+                        Some("case") => break,
+                        Some("fi" | "esac" | "done") => {}
+                        // Another, or the name of a function.
+                        _ if matches!(&words[..], [pattern] if assignment(pattern).is_none()) => {
+                            words.clear();
+                        }
+                        _ => {}
                     }
                 }
                 '#' => self.skip_line(),
@@ -1032,8 +1036,20 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
                 "a branch decides what $L is: of `1`, `2` and `3` the last counts",
             ),
             (
-                "case $X in\n a) L=2;;\n *) L=3;;\nesac\nARGS=\"--lr $L\"\n",
-                "a branch decides what $L is: of `2` and `3` the last counts",
+                "L=1\ncase $X in a) L=2;; *) L=3;; esac\nARGS=\"--lr $L\"\n",
+                "a branch decides what $L is: of `1`, `2` and `3` the last counts",
+            ),
+            (
+                "M=--bf16\nif [ $X ]; then M+=\" --lr 2\"; fi\npretrain_gpt.py $M",
+                "a branch adds `--lr 2` to $M, which counts",
+            ),
+            (
+                "if [ $X ]; then export A=1; else export A=2; fi\n--lr 1",
+                "a branch decides what $A is: of `1` and `2` the last counts",
+            ),
+            (
+                "(if [ $X ]; then L=1; else L=2; fi)\nA=\"--lr $L\"; A=\"$A --bf16\"\nsh -c \"x.py $A\"",
+                "a branch decides what $L is: of `1` and `2` the last counts",
             ),
         ] {
             assert_eq!(parse(script).notes, [said], "{script}");
@@ -1041,10 +1057,14 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
         for script in [
             "--lr 1 --bf16 --lr 1",
             "if [ $X ]; then L=1; else L=1; fi\n--lr $L",
-            "if [ $X ]; then L=1; M=1; else M=2; fi\n--lr $L",
+            "if [ $X ]; then L=1; M=1; else M=2; fi\nmkdir $M\n--lr $L",
             "L=1\nL=2\n--lr $L",
+            "if [ $X ]; then L=1; else L=2; fi\nL=4\n--lr $L",
+            "L=1\npretrain_gpt.py --lr $L\nif [ $X ]; then L=2; fi",
+            "python - <<EOF\nif x:\n  pass\nEOF\nA=\"--lr 1\"\nA=\"$A --bf16\"\nx.py $A",
+            "if [ $X ]; then NODE_RANK=0; else NODE_RANK=1; fi\nx.py --lr 1 --node-rank $NODE_RANK",
         ] {
-            assert!(parse(script).notes.is_empty(), "{script}");
+            assert_eq!(parse(script).notes, [""; 0], "{script}");
         }
     }
 

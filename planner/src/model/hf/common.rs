@@ -108,8 +108,8 @@ pub(super) fn rope(
     })
 }
 
-/// Ways to rescale positions (transformers 4.57, `ROPE_INIT_FUNCTIONS` of `modeling_rope_utils.py`), one by its older name, and that of
-/// models that see.
+/// Ways to rescale positions (transformers 4.57: `ROPE_INIT_FUNCTIONS` of `modeling_rope_utils.py`; `su`, as Phi-3 called `longrope` before;
+/// `mrope`, of language models beside a vision tower, as Qwen2-VL's).
 const ROPE_TYPES: [&str; 7] = [
     "linear", "dynamic", "yarn", "longrope", "llama3", "su", "mrope",
 ];
@@ -121,17 +121,15 @@ fn rope_scaling(keys: &Keys<'_>, scaling: &Keys<'_>) -> Result<Option<RopeScalin
         return Ok(None);
     };
     if !ROPE_TYPES.contains(&kind) {
-        let (name, value) = scaling
-            .find(&["rope_type", "type"])
-            .expect("it is a string");
-        let expected = format!("default, {}", ROPE_TYPES.join(", "));
-        return Err(scaling.wrong(name, value, &expected));
+        let key = scaling.find(&["rope_type", "type"]);
+        let known = ROPE_TYPES.into_iter().chain(["default"]);
+        return Err(scaling.unknown_word(key.map_or("rope_type", |(name, _)| name), kind, known));
     }
     let mut factor = scaling.opt_f64(&["factor"])?;
     let (mut yarn, mut llama3) = (None, None);
     let longest = keys.opt_u64(&["max_position_embeddings"], &POSITIONS)?;
     let original = scaling.opt_u64(&["original_max_position_embeddings"], &POSITIONS)?;
-    if kind == "yarn" && factor.is_none() && original.is_none() {
+    if kind == "yarn" && factor.is_none() && (original.is_none() || longest.is_none()) {
         return Err(scaling.missing(&["factor"], "how often positions are stretched"));
     }
     if let Some(original) = original.or(longest) {

@@ -1,7 +1,7 @@
 //! [`Keys`]: typed access to the keys of one JSON object, with errors that name key, value and file.
 //!
 //! What two keys may not say together is in [`super::checks`]. Rules that hold in every configuration: `null` is the same as absent, an integer may be written
-//! as a float, and one quantity may go by several spellings (the first found counts). Numbers are
+//! as a float, and one quantity may go by several spellings (the first found counts, and of whole numbers all are to be the same). Numbers are
 //! bounded so that no product of a few of them can overflow a count.
 
 use std::ops::RangeInclusive;
@@ -76,22 +76,21 @@ impl<'a> Keys<'a> {
         let Some((name, value)) = self.find(names) else {
             return Ok(None);
         };
-        let others = names.iter().filter_map(|name| self.find(&[name]));
-        for (other, found) in others {
-            if whole(found) != whole(value) {
+        let expected = || format!("a whole number from {} to {}", range.start(), range.end());
+        let number = whole(value)
+            .filter(|n| range.contains(n))
+            .ok_or_else(|| self.wrong(name, value, &expected()))?;
+        for (other, found) in names.iter().filter_map(|name| self.find(&[name])) {
+            if whole(found) != Some(number) {
                 return Err(self.clash(
                     other,
                     &found.to_string(),
-                    &format!("{name} = {value}, which is the same number"),
-                    &format!("leave one of them out, or write {other} = {value}"),
+                    &format!("{name} = {number}, which is the same number"),
+                    &format!("leave one of them out, or write {other} = {number}"),
                 ));
             }
         }
-        let expected = || format!("a whole number from {} to {}", range.start(), range.end());
-        whole(value)
-            .filter(|n| range.contains(n))
-            .map(Some)
-            .ok_or_else(|| self.wrong(name, value, &expected()))
+        Ok(Some(number))
     }
 
     /// A whole number that must be there.

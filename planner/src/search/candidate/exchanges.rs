@@ -7,6 +7,7 @@ use crate::choice::StackName;
 use crate::runtime::{Slot, seconds};
 use crate::search::recompute::Sets;
 use crate::search::shape::{Kind, Question};
+use crate::search::stages::hides;
 use crate::simulate::Hidden;
 
 /// See the module's documentation.
@@ -76,7 +77,7 @@ impl StageSplit {
             shape,
             ..
         } = case;
-        if !question.stack.hides(question.overlap).expert_alltoall {
+        if !hides(case) {
             return None;
         }
         let span = |seconds| Seconds(seconds).to_span();

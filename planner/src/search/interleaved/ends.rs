@@ -204,7 +204,7 @@ impl End {
             let of_rank = |rank| split.reduced_at_least_s(case, rank, most);
             ranks.map(of_rank).collect()
         };
-        let longest = || super::longest(case).map(|longest| beside(&longest));
+        let longest = || super::longest_sets(case).map(|longest| beside(&longest));
         let reduce_s = match sets {
             _ if !StageSplit::hides_reductions(case) => seconds(&times.reduce),
             Some(Sets::Every(_)) => seconds(&times.reduce),

@@ -153,10 +153,12 @@ impl Classes {
         classes
     }
 
-    /// Seconds of the shortest pass of a layer.
+    /// Seconds of the shortest pass of a layer, or of both that hide what they may, where that is less and more than nothing.
     pub(super) fn shortest_s(&self) -> f64 {
         let each = self.each.iter().flat_map(|of| &of.0[..2]);
-        each.copied().fold(f64::INFINITY, f64::min)
+        let each = each.chain([&self.least_s]).copied();
+        each.filter(|each| *each > 0.0)
+            .fold(f64::INFINITY, f64::min)
     }
 
     pub(super) fn layers(&self) -> u32 {

@@ -156,7 +156,7 @@ fn check_case(
     );
     if let Some(limits) = splits.limits.clone() {
         splits.ends = Ends::new(case, Some(sets), &limits);
-        splits.turns = Turns::new((case, sets), &limits, splits.simulated.simulator());
+        splits.hiding = Hiding::new((case, sets), &limits, splits.simulated.simulator());
         let points = all.iter().map(|(step_s, _, stages)| {
             let sizes: Vec<u32> = stages.iter().map(|stage| stage.len() as u32).collect();
             (*step_s, Point::of(&splits.classes, &sizes))

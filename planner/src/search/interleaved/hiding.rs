@@ -1,4 +1,4 @@
-//! [`Turns`]: what passes that take turns hide of their exchanges, by how many layers their stages have.
+//! [`Hiding`]: what passes that take turns hide of their exchanges, by how many layers their stages have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use super::super::candidate::{Case, Exchanges, own};
 use super::super::recompute::Sets;
 use super::super::shape::Kind;
+use super::super::stages::hides;
 use super::program::{Limits, Line, Point};
 use crate::simulate::{Hidden, LongestPath, Simulator};
 
@@ -13,7 +14,7 @@ use crate::simulate::{Hidden, LongestPath, Simulator};
 type Run = (bool, Vec<(usize, usize)>, bool);
 
 /// See the module's documentation.
-pub(super) struct Turns<'q> {
+pub(super) struct Hiding<'q> {
     case: Case<'q>,
     /// Of each run that is unlike others.
     known: Vec<Exchanges>,
@@ -49,17 +50,17 @@ pub(super) struct Less {
     pub(super) passes: u64,
 }
 
-impl<'q> Turns<'q> {
+impl<'q> Hiding<'q> {
     /// Of a case within some limits, where some passes are combined; none where no pass hides anything.
     pub(super) fn new(
         (case, sets): (Case<'q>, &Sets),
         limits: &Limits,
         simulator: &Simulator,
     ) -> Option<Self> {
-        let question = case.question;
-        if !question.stack.hides(question.overlap).expert_alltoall {
+        if !hides(case) {
             return None;
         }
+        let question = case.question;
         let shape = case.shape;
         let num_layers = question.kind_of.len() as u32;
         let mut ids: BTreeMap<Run, usize> = BTreeMap::new();
@@ -279,11 +280,11 @@ impl Hides {
             .collect()
         });
         let alone = self.alone.iter().zip(&point.stages);
-        let alone: Vec<_> = alone.map(|(line, &at)| span(line.at(at))).collect();
         Hidden {
             together: together.collect(),
-            most: alone.clone(),
-            alone,
+            alone: alone.map(|(line, &at)| span(line.at(at))).collect(),
+            // What bounds a step is not asked.
+            most: Vec::new(),
         }
     }
 
