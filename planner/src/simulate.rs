@@ -22,6 +22,7 @@ use moefold_profiles::{Category, Trace, TraceSpan};
 use petgraph::Graph;
 use petgraph::visit::{DfsPostOrder, GraphBase, GraphRef, IntoNeighbors, VisitMap, Visitable};
 
+use crate::layout::Places;
 use crate::schedule::{Action, ActionIndex, Microbatch, Schedule, Stage};
 
 pub use bound::lower_bound;
@@ -64,8 +65,25 @@ pub struct Hidden {
     pub together: Vec<Vec<Span>>,
     /// By stage: of a backward pass that runs alone, under gradients of weights that wait.
     pub alone: Vec<Span>,
-    /// By stage: of both its passes at most.
+    /// By stage: of a pass that runs it forward, or of one of the rank that runs backward alone, at most.
     pub most: Vec<Span>,
+}
+
+impl Hidden {
+    /// Of stages in some places, by what passes hide together and alone.
+    pub fn new(places: Places, together: Vec<Vec<Span>>, alone: Vec<Span>) -> Self {
+        let most = |(stage, together): (u32, &Vec<Span>)| {
+            let own = places.of_rank(places.rank_of(stage));
+            let alone = own.map(|other| alone[other as usize]);
+            let both = together.iter().copied().chain(alone).max();
+            both.unwrap_or(Span::ZERO)
+        };
+        Self {
+            most: (0..).zip(&together).map(most).collect(),
+            together,
+            alone,
+        }
+    }
 }
 
 impl StageTimes {
@@ -123,7 +141,7 @@ impl StageTimes {
         hidden.map_or(Span::ZERO, |hidden| hidden.alone[stage])
     }
 
-    /// What both passes of a stage hide at most.
+    /// See [`Hidden::most`].
     fn most(&self, stage: usize) -> Span {
         let hidden = self.hidden.as_ref();
         hidden.map_or(Span::ZERO, |hidden| hidden.most[stage])

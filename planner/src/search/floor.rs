@@ -154,7 +154,7 @@ impl Passes {
             let others = [Category::Waiting, Category::Offload].map(|c| breakdown.get(c));
             let device_s = breakdown.device() - others.iter().sum::<f64>();
             let sent_s = if hides {
-                breakdown.get(Category::EpComm)
+                question.hides_at_most() * breakdown.get(Category::EpComm)
             } else {
                 0.0
             };
@@ -358,10 +358,10 @@ impl Shape {
         let layers = (0..).zip(&question.kind_of);
         let layers = layers.map(|(layer, &kind)| {
             let kind = &self.kinds[kind];
-            (kind.least_s(sets.least(layer)), 1)
+            (kind.least_s(question, sets.least(layer)), 1)
         });
         let ends = [&self.embedding, &self.head];
-        let ends = ends.map(|end| end.least_s(sets.of_ends()));
+        let ends = ends.map(|end| end.least_s(question, sets.of_ends()));
         ShapeWork::of(layers, ends.into_iter())
     }
 
@@ -375,13 +375,13 @@ impl Shape {
     ) -> ShapeWork {
         let kinds = || question.kind_of.iter().map(|&kind| &self.kinds[kind]);
         let layers = kinds().map(|kind| {
-            let [forward_s, both_s] = kind.least_s(0);
+            let [forward_s, both_s] = kind.least_s(question, 0);
             ([forward_s, both_s + more_s], 1)
         });
-        let ends = [&self.embedding, &self.head].map(|end| end.least_s(0));
+        let ends = [&self.embedding, &self.head].map(|end| end.least_s(question, 0));
         let mut work = ShapeWork::of(layers, ends.into_iter());
         let forward = kinds().map(|kind| {
-            let [forward_s, both_s] = kind.least_s(at_most);
+            let [forward_s, both_s] = kind.least_s(question, at_most);
             forward_s / both_s
         });
         work.least_forward = forward.fold(work.least_forward, f64::min);

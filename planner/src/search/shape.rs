@@ -220,9 +220,10 @@ impl Kind {
         slots.map(|slots| slots.iter().filter_map(|slot| slot.sent_s).sum())
     }
 
-    /// Seconds of the forward pass and of both, without such exchanges.
-    pub(crate) fn least_s(&self, set: usize) -> [f64; 2] {
-        let [forward, backward] = self.sent_s();
+    /// Seconds of the forward pass and of both, without what may be hidden of such exchanges.
+    pub(crate) fn least_s(&self, question: &Question<'_>, set: usize) -> [f64; 2] {
+        let hidden = question.hides_at_most();
+        let [forward, backward] = self.sent_s().map(|sent_s| hidden * sent_s);
         let both = self.both_s(set);
         [self.forward_s - forward, both - forward - backward]
     }
@@ -710,6 +711,11 @@ impl<'a> Question<'a> {
         let delays = self.overlap.delay_wgrad;
         let stretches = self.runtime.stretches(setting, piece, sets, delays);
         stretches.unwrap_or_default()
+    }
+
+    /// What of an exchange of tokens another pass may hide at most: it takes multiprocessors from what runs beside it.
+    pub(crate) fn hides_at_most(&self) -> f64 {
+        1.0 - self.stack.taken_by_exchanges()
     }
 
     /// Whether weights and gradients are divided too, and layers gathered in every microbatch.

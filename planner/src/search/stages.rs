@@ -59,9 +59,14 @@ fn stages_add_up(case: Case<'_>) -> bool {
 /// Seconds of a step in which each pipeline rank does no layer: the ends of the model that are its own, and until a microbatch has
 /// passed a stage of each rank before it, all as light as the lightest layer.
 fn beside_layers_s(case: Case<'_>, sets: &Sets, lightest_s: f64) -> Vec<f64> {
-    let Case { layout, shape, .. } = case;
+    let Case {
+        question,
+        layout,
+        shape,
+        ..
+    } = case;
     let set = sets.of_ends();
-    let ends = [&shape.embedding, &shape.head].map(|end| end.both_s(set));
+    let ends = [&shape.embedding, &shape.head].map(|end| end.least_s(question, set)[1]);
     let [stage, embedding] = if case.schedule.divides_backward() {
         let forward = kinds(case).map(|kind| kind.forward_s);
         let lightest_s = forward.fold(f64::INFINITY, f64::min);
@@ -123,15 +128,16 @@ fn first_again_s(case: Case<'_>, sets: &Sets) -> impl Fn(u32, usize) -> f64 {
 /// rank some take longer: those at the beginning of its stages that sets name, and those that have to for want of room.
 fn least_of_ranks_s(case: Case<'_>, sets: &Sets, most: &Most) -> f64 {
     let (question, layout) = (case.question, case.layout);
-    if !ranks_add_up(case) {
-        return 0.0;
-    }
     // Stages are rounded to nanoseconds, by half of one at most in each pass.
     let passes =
         2 * u64::from(layout.vpp()) * u64::from(layout.microbatches()) + 2 * u64::from(layout.pp());
     let rounded_s = Span(passes).seconds().0;
     let microbatches = f64::from(layout.microbatches());
-    let seconds = |layer: u32, kind: usize| case.shape.kinds[kind].both_s(sets.least(layer));
+    // Without what passes may hide of each other.
+    let seconds = |layer: u32, kind: usize| {
+        let [_, both_s] = case.shape.kinds[kind].least_s(question, sets.least(layer));
+        both_s
+    };
     let mut layers: Vec<f64> = (0..)
         .zip(&question.kind_of)
         .map(|(layer, &kind)| seconds(layer, kind))
@@ -218,7 +224,7 @@ fn least_of_block_s(
         let each = kinds(case).map(seconds);
         each.fold(f64::INFINITY, f64::min)
     };
-    let lightest_s = least(&|kind| kind.least_s(0)[1]) * f64::from(layout.microbatches());
+    let lightest_s = least(&|kind| kind.least_s(question, 0)[1]) * f64::from(layout.microbatches());
     let many = (within_s / lightest_s).max(1.0);
     let more_s = least(&|kind| kind.again_s(set)) * (f64::from(layers) / many).min(1.0);
     let floor = floor_s(question, layout, &shape.work_and(question, more_s, set));

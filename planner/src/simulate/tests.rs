@@ -44,14 +44,7 @@ fn random_times(random: &mut SplitMix64, schedule: &Schedule) -> StageTimes {
             })
             .collect()
         });
-        let most = forward.iter().zip(&backward);
-        times.hidden = Some(Hidden {
-            together: together.collect(),
-            most: most
-                .map(|(&forward, &backward)| forward + backward)
-                .collect(),
-            alone,
-        });
+        times.hidden = Some(Hidden::new(places, together.collect(), alone));
     }
     times
 }

@@ -55,16 +55,10 @@ impl Exchanges {
             (&forward.slots[0], forward.issued_s[0])
         });
         let apart = all(forward) + all(backward);
-        // Exchanges take multiprocessors from what runs beside them, and no pass is shorter than the host takes for it.
-        let left = 1.0 - question.stack.taken_by_exchanges();
-        let hidden = left * (apart - seconds(forward, backward, question.overlap.delay_wgrad));
+        // No pass is shorter than the host takes for it.
+        let hidden = question.hides_at_most()
+            * (apart - seconds(forward, backward, question.overlap.delay_wgrad));
         hidden.min(apart - issued_s - self.issued_s[1]).max(0.0)
-    }
-
-    /// Seconds that both passes hide at most.
-    fn sent_s(&self) -> f64 {
-        let sent = self.slots.iter().flatten();
-        sent.filter_map(|slot| slot.sent_s).sum()
     }
 }
 
@@ -90,10 +84,10 @@ impl StageSplit {
                 .collect::<Vec<Span>>()
         });
         let alone = all.iter().map(|own| span(own.hidden_s(question, None)));
-        Some(Hidden {
-            together: together.collect(),
-            alone: alone.collect(),
-            most: all.iter().map(|own| span(own.sent_s())).collect(),
-        })
+        Some(Hidden::new(
+            layout.places(),
+            together.collect(),
+            alone.collect(),
+        ))
     }
 }

@@ -280,12 +280,8 @@ impl Hides {
             .collect()
         });
         let alone = self.alone.iter().zip(&point.stages);
-        Hidden {
-            together: together.collect(),
-            alone: alone.map(|(line, &at)| span(line.at(at))).collect(),
-            // What bounds a step is not asked.
-            most: Vec::new(),
-        }
+        let alone = alone.map(|(line, &at)| span(line.at(at))).collect();
+        Hidden::new(case.layout.places(), together.collect(), alone)
     }
 
     /// What a path hides.

@@ -130,7 +130,7 @@ impl Classes {
             let weight_s = if divides { kind.weight_s } else { 0.0 };
             let set = sets.least(layer);
             let backward_s = kind.backward_s[set];
-            let [_, least_s] = kind.least_s(set);
+            let [_, least_s] = kind.least_s(case.question, set);
             classes.least_s = classes.least_s.min(least_s.max(0.0));
             let own = Class([kind.forward_s, backward_s, weight_s]);
             let known = classes.each.iter().position(|known| *known == own);
