@@ -2,10 +2,10 @@
 //!
 //! A step is as long as the longest path through its work, and any other split takes as long at least as that path does there: a linear
 //! function of how many layers each stage has. Where passes are combined, what they hide of each other's exchanges is taken off by planes
-//! above it ([`hiding`]); where each layer may compute again what it may by itself, only what has to for want of room is added. Paths that are the longest in some split, or in stages of parts of layers, are cuts of a
-//! linear program, whose optimum no split beats (Kelley, The cutting-plane method for solving convex programs, 1960). A rank or a stage
-//! with a part of a layer is divided into one with fewer layers and one with more, until no program takes less than the best split
-//! that was simulated.
+//! above it ([`hiding`]); where each layer may compute again what it may by itself, only what has to for want of room is added. Paths
+//! that are the longest in some split, or in stages of parts of layers, are cuts of a linear program, whose optimum no split beats
+//! (Kelley, The cutting-plane method for solving convex programs, 1960). A rank or a stage with a part of a layer is divided into one
+//! with fewer layers and one with more, until no program takes less than the best split that was simulated.
 
 mod ends;
 mod hiding;
