@@ -457,8 +457,8 @@ impl<'q> Interleaved<'q> {
         if let Some(each_layer) = &self.each_layer {
             let mut times = split.times(case, sets);
             if StageSplit::hides_reductions(case) {
-                let ranks = 0..case.layout.pp() as usize;
-                let reduce = ranks.map(|rank| match &longest_sets(case) {
+                let (ranks, longest) = (0..case.layout.pp() as usize, longest_sets(case));
+                let reduce = ranks.map(|rank| match &longest {
                     Some(longest) => split.reduced_at_least_s(case, rank, longest),
                     None => 0.0,
                 });

@@ -270,10 +270,10 @@ pub(crate) fn open_splits(
                     let simulated = unit.schedules.simulated(unit.layout, schedule);
                     let (room, schedule) = ((room.as_ref(), &most), (simulated, occupancies));
                     let within_s = (least_s(shape, sets), below_s);
-                    if !of_choice && which == Splits::Better {
-                        return None;
-                    }
                     if !of_choice {
+                        if which == Splits::Better {
+                            return None;
+                        }
                         by_layer.push(Interleaved::by_layer(
                             (case, unit),
                             room,

@@ -35,21 +35,40 @@ fn check(
     overlap: Option<&str>,
     every: usize,
 ) -> Seen {
-    let mut model = presets::load(name).expect("a preset");
-    let own = layers.iter().map(|&layer| model.layers[layer].clone());
-    model.layers = own.collect();
-    let num_layers = layers.len() as u32;
-    let cluster = &moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
-    let batch = Batch {
-        seq_len: 4096,
-        global_batch: 64,
-    };
-    let options = &SearchOptions {
+    let options = SearchOptions {
         optimizer,
         routing,
         overlap: overlap.map(|overlap| overlap.parse().expect("overlaps")),
-        ..SearchOptions::new(batch, stack)
+        ..SearchOptions::new(BATCH, stack)
     };
+    let mut seen = Seen::default();
+    each_layout(
+        (name, layers),
+        &options,
+        every,
+        |question, layout, schedules| {
+            see(question, layout, schedules, &mut seen);
+        },
+    );
+    seen
+}
+
+const BATCH: Batch = Batch {
+    seq_len: 4096,
+    global_batch: 64,
+};
+
+/// Does something with every n-th layout of some layers of a model on 16 GPUs whose ranks have several stages.
+fn each_layout(
+    (name, layers): (&str, &[usize]),
+    options: &SearchOptions,
+    every: usize,
+    mut with: impl FnMut(&mut Question<'_>, &Layout, &Schedules),
+) {
+    let mut model = presets::load(name).expect("a preset");
+    let own = layers.iter().map(|&layer| model.layers[layer].clone());
+    model.layers = own.collect();
+    let cluster = &moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
     let costs = &Costs::for_cluster(cluster, &[]);
     let rules = &Rules::of(&model, options);
     let asked = Asked::new(&model, cluster, 16, options, costs, &Declared);
@@ -57,41 +76,46 @@ fn check(
     let found = candidates(std::slice::from_ref(&question), 16, rules, &unwatched);
     let layouts = found.expect("unwatched").layouts;
     let schedules = &Schedules::new(&question, &layouts, &unwatched).expect("unwatched");
-    let is_cut = |layout: &&Layout| layout.vpp() > 1 && layout.stages() <= num_layers + 1;
-    let mut seen = Seen::default();
+    let most = layers.len() as u32 + 1;
+    let is_cut = |layout: &&Layout| layout.vpp() > 1 && layout.stages() <= most;
     for layout in layouts.iter().filter(is_cut).step_by(every) {
-        let shapes = Shapes::new(layout);
-        let names: Vec<_> = question.schedules(layout.pp(), layout.vpp()).collect();
-        let set = question.sets.len() - 1;
-        let first = (1..3).map(|layers| Sets::First { layers, set });
-        let choices = question.choices.iter().step_by(7).cloned();
-        // Behind the first half of layers all compute again.
-        let of_layer = |layer| if layer < num_layers / 2 { 0 } else { set };
-        let by_layer = Sets::Each((0..num_layers).map(of_layer).collect());
-        let each: Vec<Sets> = choices.chain(first).chain([by_layer]).collect();
-        let of_name = |name: ScheduleName| each.iter().map(move |sets| (name, sets));
-        for (schedule, sets) in names.into_iter().flat_map(of_name) {
-            let mut limit = None;
-            for has_limit in [false, true] {
-                question.limit = limit.filter(|_| has_limit);
-                let case = Case {
-                    question: &question,
-                    layout,
-                    shape: shapes.held_under(&question, schedule, (true, 0)),
-                    schedule,
-                };
-                if !Interleaved::may_look(case) {
-                    continue;
-                }
-                let (most, is_uneven) = check_case((case, sets), num_layers, schedules);
-                limit = Some(most);
-                seen.cases += 1;
-                seen.full += usize::from(has_limit);
-                seen.uneven += usize::from(is_uneven);
+        with(&mut question, layout, schedules);
+    }
+}
+
+/// The best splits of a layout under some recompute sets, with and without a limit of memory.
+fn see(question: &mut Question<'_>, layout: &Layout, schedules: &Schedules, seen: &mut Seen) {
+    let num_layers = question.kind_of.len() as u32;
+    let shapes = Shapes::new(layout);
+    let names: Vec<_> = question.schedules(layout.pp(), layout.vpp()).collect();
+    let set = question.sets.len() - 1;
+    let first = (1..3).map(|layers| Sets::First { layers, set });
+    let choices = question.choices.iter().step_by(7).cloned();
+    // Behind the first half of layers all compute again.
+    let of_layer = |layer| if layer < num_layers / 2 { 0 } else { set };
+    let by_layer = Sets::Each((0..num_layers).map(of_layer).collect());
+    let each: Vec<Sets> = choices.chain(first).chain([by_layer]).collect();
+    let of_name = |name: ScheduleName| each.iter().map(move |sets| (name, sets));
+    for (schedule, sets) in names.into_iter().flat_map(of_name) {
+        let mut limit = None;
+        for has_limit in [false, true] {
+            question.limit = limit.filter(|_| has_limit);
+            let case = Case {
+                question,
+                layout,
+                shape: shapes.held_under(question, schedule, (true, 0)),
+                schedule,
+            };
+            if !Interleaved::may_look(case) {
+                continue;
             }
+            let (most, is_uneven) = check_case((case, sets), num_layers, schedules);
+            limit = Some(most);
+            seen.cases += 1;
+            seen.full += usize::from(has_limit);
+            seen.uneven += usize::from(is_uneven);
         }
     }
-    seen
 }
 
 /// The longest paths under some recompute sets, where nothing needs room.
@@ -224,25 +248,11 @@ fn check_case(
 #[test]
 fn law_no_choice_of_each_layer_takes_less() {
     let layers = 7;
-    let mut model = presets::load("mixtral-8x7b").expect("a preset");
-    model.layers = vec![model.layers[0].clone(); layers as usize];
-    let cluster = &moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
-    let batch = Batch {
-        seq_len: 4096,
-        global_batch: 64,
-    };
-    let options = &SearchOptions::new(batch, StackName::Moefold);
-    let costs = &Costs::for_cluster(cluster, &[]);
-    let rules = &Rules::of(&model, options);
-    let asked = Asked::new(&model, cluster, 16, options, costs, &Declared);
-    let mut question = question(&asked, rules).expect("legal");
-    let found = candidates(std::slice::from_ref(&question), 16, rules, &unwatched);
-    let layouts = found.expect("unwatched").layouts;
-    let schedules = &Schedules::new(&question, &layouts, &unwatched).expect("unwatched");
-    let is_cut = |layout: &&Layout| layout.vpp() > 1 && layout.stages() <= layers + 1;
+    let options = SearchOptions::new(BATCH, StackName::Moefold);
     let mut random = SplitMix64::new(41);
     let (mut full, mut near) = (0, 0);
-    for layout in layouts.iter().filter(is_cut).step_by(17) {
+    let own = ("mixtral-8x7b", &[0; 7][..]);
+    each_layout(own, &options, 17, |question, layout, schedules| {
         let shapes = &[Shapes::new(layout)];
         let unit = &Unit {
             layout,
@@ -252,7 +262,7 @@ fn law_no_choice_of_each_layer_takes_less() {
         };
         let schedule = question.schedules(layout.pp(), layout.vpp()).next();
         let Some(schedule) = schedule else {
-            continue;
+            return;
         };
         let mut ways = question.choices.clone();
         for _ in 0..30 {
@@ -261,15 +271,12 @@ fn law_no_choice_of_each_layer_takes_less() {
         }
         let occupancies = schedules.occupancies(layout, schedule);
         let ends = [u32::from(layout.stages() <= layers), 0];
-        let mut all = Vec::new();
+        let mut all: Vec<(f64, Bytes)> = Vec::new();
         for limit in [None, Some(7), Some(3)] {
-            if let Some(part) = limit {
-                let peaks: &mut Vec<(f64, Bytes)> = &mut all;
-                peaks.sort_by_key(|(_, peak)| *peak);
-                question.limit = Some(peaks[peaks.len() * part / 10].1);
-            }
-            let shape = shapes[0].held_under(&question, schedule, (true, 0));
-            let case = unit.case(&question, shape, schedule);
+            all.sort_by_key(|(_, peak)| *peak);
+            question.limit = limit.map(|part| all[all.len() * part / 10].1);
+            let shape = shapes[0].held_under(question, schedule, (true, 0));
+            let case = unit.case(question, shape, schedule);
             let simulated = || schedules.simulated(layout, schedule);
             if limit.is_none() {
                 for stages in cuts(layers, layout.stages(), ends) {
@@ -286,9 +293,7 @@ fn law_no_choice_of_each_layer_takes_less() {
             let best_s = fits
                 .map(|(step_s, _)| *step_s)
                 .fold(f64::INFINITY, f64::min);
-            let Some(room) = unit.room(case, capacity) else {
-                panic!("whole weights");
-            };
+            let room = unit.room(case, capacity).expect("whole weights");
             if best_s == f64::INFINITY || !Interleaved::may_look(case) {
                 continue;
             }
@@ -312,7 +317,7 @@ fn law_no_choice_of_each_layer_takes_less() {
             full += u32::from(limit.is_some());
             near += u32::from(limit.is_some() && least_s > 0.9 * best_s);
         }
-    }
+    });
     assert!(full > 10 && near * 2 > full, "{near} of {full}");
 }
 
@@ -320,15 +325,30 @@ fn law_no_choice_of_each_layer_takes_less() {
 fn oracle_the_best_of_all_splits_is_found() {
     use Optimizer::{Adam, Muon};
     use StackName::{Megatron, Moefold};
-    for (name, layers, stack, optimizer, every) in [
-        ("mixtral-8x7b", &[0; 9][..], Megatron, Adam, 29),
-        ("mixtral-8x7b", &[0; 7], Moefold, Adam, 29),
+    let combined = Some("grad-reduce,param-gather,p2p,expert-alltoall");
+    let delayed = Some("grad-reduce,param-gather,p2p,expert-alltoall,delay-wgrad");
+    for (name, layers, stack, optimizer, overlap, every) in [
+        ("mixtral-8x7b", &[0; 9][..], Megatron, Adam, None, 29),
+        ("mixtral-8x7b", &[0; 7], Moefold, Adam, None, 29),
+        // Passes hide exchanges of each other.
+        ("mixtral-8x7b", &[0; 9], Megatron, Adam, combined, 29),
+        ("mixtral-8x7b", &[0; 9], Megatron, Adam, delayed, 29),
+        ("mixtral-8x7b", &[0; 7], Moefold, Adam, delayed, 29),
+        (
+            "deepseek-v2-lite",
+            &[0, 0, 1, 1, 1, 1, 1, 1],
+            Megatron,
+            Adam,
+            delayed,
+            61,
+        ),
         // Layers of two kinds: dense ones first, and in turns.
         (
             "deepseek-v2-lite",
             &[0, 0, 1, 1, 1, 1, 1, 1],
             Megatron,
             Adam,
+            None,
             61,
         ),
         (
@@ -336,6 +356,7 @@ fn oracle_the_best_of_all_splits_is_found() {
             &[0, 0, 1, 1, 1, 1, 1, 1],
             Megatron,
             Muon,
+            None,
             127,
         ),
         (
@@ -343,6 +364,7 @@ fn oracle_the_best_of_all_splits_is_found() {
             &[0, 1, 2, 3, 4, 5, 6, 7],
             Megatron,
             Adam,
+            None,
             19,
         ),
         (
@@ -350,10 +372,11 @@ fn oracle_the_best_of_all_splits_is_found() {
             &[0, 1, 2, 3, 4, 5, 6, 7],
             Moefold,
             Adam,
+            None,
             31,
         ),
     ] {
-        let seen = check(name, layers, (stack, optimizer, None), None, every);
+        let seen = check(name, layers, (stack, optimizer, None), overlap, every);
         let Seen {
             cases,
             full,
@@ -371,27 +394,4 @@ fn oracle_the_best_of_all_splits_is_found() {
     let routing = Some(Routing::new("h.json", &lists).expect("a histogram"));
     let seen = check("mixtral-8x7b", &[0; 8], (Megatron, Adam, routing), None, 61);
     assert!(seen.cases > 20 && seen.uneven > 10, "{seen:?}");
-    // Passes hide exchanges of each other.
-    for (name, layers, stack, delays, every) in [
-        ("mixtral-8x7b", &[0; 9][..], Megatron, false, 29),
-        ("mixtral-8x7b", &[0; 9], Megatron, true, 29),
-        ("mixtral-8x7b", &[0; 7], Moefold, true, 29),
-        (
-            "deepseek-v2-lite",
-            &[0, 0, 1, 1, 1, 1, 1, 1],
-            Megatron,
-            true,
-            61,
-        ),
-    ] {
-        let delays = if delays { ",delay-wgrad" } else { "" };
-        let overlap = format!("grad-reduce,param-gather,p2p,expert-alltoall{delays}");
-        let seen = check(name, layers, (stack, Adam, None), Some(&overlap), every);
-        let Seen {
-            cases,
-            full,
-            uneven,
-        } = seen;
-        assert!(cases > 20 && full > 10 && uneven > 10, "{name}: {seen:?}");
-    }
 }
