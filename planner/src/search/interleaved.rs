@@ -9,6 +9,7 @@
 
 mod ends;
 mod hiding;
+mod probe;
 mod program;
 #[cfg(test)]
 mod tests;
@@ -44,8 +45,8 @@ const ROUNDED_S: f64 = 0.5e-9;
 const CUTS: usize = 8;
 /// How often that is done for all splits together before they are divided.
 const ROUNDS: usize = 15;
-/// How many layers more and fewer than a point has are probed.
-const PROBES: usize = 4;
+/// How often their layers are probed after that.
+const SWEEPS: usize = 3;
 /// From how many stages layers are moved, and to how many.
 const MOVED: usize = 4;
 
@@ -58,8 +59,17 @@ struct Node {
     point: Option<Point>,
     /// Seconds that none of them takes less than.
     least_s: f64,
-    /// How often more cuts may still be added before they are probed and divided; none where they are parts of others.
-    rounds: Option<usize>,
+    next: Next,
+}
+
+/// What is done next with splits that are left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// More cuts are added, and so often again.
+    Cut(usize),
+    /// Their layers are probed, so often at most.
+    Probe(usize),
+    Divide,
 }
 
 /// Splits of a case that [may be looked at](Self::may_look). See the module's documentation.
@@ -89,6 +99,8 @@ pub(crate) struct Interleaved<'q> {
     seen: BTreeMap<Vec<u32>, Option<f64>>,
     /// [`NEAR`], or more where passes are so short that rounding them to nanoseconds is.
     near: f64,
+    /// Rows that were added to programs so far.
+    added: usize,
 }
 
 /// What is known where each layer computes again what it may by itself: seconds of a split are then what it takes at least, and nothing
@@ -132,6 +144,8 @@ struct Looked {
     left: Option<Node>,
     /// Splits that were tried, by layers of each stage, and their seconds where they have room.
     tried: Vec<(Vec<u32>, Option<f64>)>,
+    /// Rows that were added to programs.
+    added: usize,
 }
 
 impl<'q> Interleaved<'q> {
@@ -208,6 +222,7 @@ impl<'q> Interleaved<'q> {
             good: None,
             good_s: f64::INFINITY,
             seen: BTreeMap::new(),
+            added: 0,
         }
     }
 
@@ -226,7 +241,12 @@ impl<'q> Interleaved<'q> {
         case.layout.vpp() > 1 && rests_whole && (are_few || !hides(case))
     }
 
-    pub(crate) fn num_stages(&self) -> usize {
+    /// What was done so far: a row that is added to a program counts as many as there are stages.
+    pub(crate) fn work(&self) -> usize {
+        self.added * self.num_stages()
+    }
+
+    fn num_stages(&self) -> usize {
         self.case.layout.stages() as usize
     }
 
@@ -239,42 +259,58 @@ impl<'q> Interleaved<'q> {
         each.fold(f64::INFINITY, f64::min)
     }
 
-    /// Looks at all splits, or closer at those that take the least as far as is known. The best that is found, where it takes less than
-    /// something.
-    pub(crate) fn look(&mut self, below_s: f64, paths: Option<&Paths<'_>>) -> Option<Best> {
+    /// Looks at all splits, or closer at those that take the least as far as is known, with about so much work at most. The best that is
+    /// found, where it takes less than something.
+    pub(crate) fn look(
+        &mut self,
+        (below_s, most): (f64, usize),
+        paths: Option<&Paths<'_>>,
+    ) -> Option<Best> {
         if let Some(limits) = self.limits.take() {
             let sets = self.each_layer.is_none().then_some(&self.sets);
             self.ends = Ends::new(self.case, sets, &limits);
             let simulator = self.simulated.simulator();
             self.hiding = Hiding::new((self.case, &self.sets), &limits, simulator);
             let rows = paths.map_or_else(Vec::new, |paths| self.along_all(paths, &limits));
-            let looked = self.looked_at(limits, (rows, self.floor_s), Some(ROUNDS), below_s);
-            return self.keep(Some(looked), below_s);
+            let looked = self.looked_at(limits, (rows, self.floor_s), Next::Cut(ROUNDS), below_s);
+            return self.keep([looked], below_s);
         }
         self.close(below_s);
         let each = self.open.iter().enumerate();
         let (next, _) = each.min_by(|(_, a), (_, b)| a.least_s.total_cmp(&b.least_s))?;
         let node = self.open.swap_remove(next);
-        let known = || (node.rows.clone(), node.least_s);
-        if let Some(rounds) = node.rounds {
-            let (limits, rounds) = match rounds.checked_sub(1) {
-                Some(rounds) => (Some(node.limits.clone()), Some(rounds)),
-                None => (self.probed(&node, below_s), None),
-            };
-            let moved = match rounds {
-                None => self.moved(&node.limits),
-                Some(_) => Looked::default(),
-            };
-            let looked = limits.map(|limits| self.looked_at(limits, known(), rounds, below_s));
-            return self.keep(looked.into_iter().chain([moved]), below_s);
-        }
-        let look = |limits: Option<Limits>| {
-            let looked = limits.map(|limits| self.looked_at(limits, known(), None, below_s));
+        let look = |limits: Option<Limits>, next| {
+            let known = (node.rows.clone(), node.least_s);
+            let looked = limits.map(|limits| self.looked_at(limits, known, next, below_s));
             looked.unwrap_or_default()
         };
-        let [fewer, more] = self.halves(&node);
-        let (fewer, more) = rayon::join(|| look(fewer), || look(more));
-        self.keep([fewer, more], below_s)
+        let looked = match node.next {
+            Next::Cut(rounds) => {
+                let rounds = rounds.checked_sub(1).map(Next::Cut);
+                let next = rounds.unwrap_or(Next::Probe(SWEEPS));
+                [look(Some(node.limits.clone()), next), Looked::default()]
+            }
+            Next::Probe(sweeps) => {
+                let (limits, added) = self.probed(&node, below_s, most / self.num_stages());
+                let is_same = limits.as_ref() == Some(&node.limits);
+                let next = match sweeps.checked_sub(1) {
+                    Some(sweeps) if sweeps > 0 && !is_same => Next::Probe(sweeps),
+                    _ => Next::Divide,
+                };
+                let moved = if sweeps == SWEEPS {
+                    self.moved(&node.limits)
+                } else {
+                    Looked::default()
+                };
+                [look(limits, next), Looked { added, ..moved }]
+            }
+            Next::Divide => {
+                let [fewer, more] = self.halves(&node);
+                let look = |limits| look(limits, Next::Divide);
+                rayon::join(|| look(fewer), || look(more)).into()
+            }
+        };
+        self.keep(looked, below_s)
     }
 
     /// Whether its splits were divided before, or are all closed.
@@ -286,7 +322,7 @@ impl<'q> Interleaved<'q> {
     pub(crate) fn paths(&self) -> Option<Paths<'q>> {
         let [
             Node {
-                rounds: None | Some(0),
+                next: Next::Probe(_) | Next::Divide,
                 rows,
                 point: Some(point),
                 ..
@@ -320,8 +356,9 @@ impl<'q> Interleaved<'q> {
 
     fn keep(&mut self, looked: impl IntoIterator<Item = Looked>, below_s: f64) -> Option<Best> {
         let mut best = None;
-        for Looked { left, tried } in looked {
+        for Looked { left, tried, added } in looked {
             self.open.extend(left);
+            self.added += added;
             for (sizes, step_s) in tried {
                 if let Some(step_s) = step_s.filter(|step_s| *step_s < self.good_s) {
                     self.good_s = step_s;
@@ -340,15 +377,17 @@ impl<'q> Interleaved<'q> {
         &self,
         limits: Limits,
         (rows, mut least_s): (Vec<Row>, f64),
-        mut rounds: Option<usize>,
+        mut next: Next,
         below_s: f64,
     ) -> Looked {
-        let mut tried = Vec::new();
+        let (mut tried, mut added) = (Vec::new(), 0);
+        let is_cut_alone = matches!(next, Next::Cut(_));
         let left = || {
             let mut program = Program::new(self.case.layout, &self.classes, &limits, rows)?;
             for cut in 0..=CUTS {
                 for row in self.full(&program.point()) {
                     program = program.with(row)?;
+                    added += 1;
                 }
                 least_s = least_s.max(program.seconds());
                 if least_s >= self.enough_s(below_s) {
@@ -356,7 +395,7 @@ impl<'q> Interleaved<'q> {
                 }
                 let point = program.point();
                 let (sizes, is_whole) = point.rounded(&limits);
-                if (is_whole || rounds.is_some() || cut == 0 || cut == CUTS)
+                if (is_whole || is_cut_alone || cut == 0 || cut == CUTS)
                     && let Some(sizes) = sizes
                 {
                     let step_s = self.step_s(&sizes);
@@ -378,37 +417,42 @@ impl<'q> Interleaved<'q> {
                 let row = on_way.filter(is_cut);
                 let row = row.or_else(|| Some(self.cut(&limits, &point)).filter(is_cut));
                 let Some(row) = row else {
-                    rounds = rounds.map(|_| 0);
+                    if is_cut_alone {
+                        next = Next::Probe(SWEEPS);
+                    }
                     break;
                 };
                 program = program.with(row)?;
+                added += 1;
             }
             let (point, rows) = (program.point(), program.tight());
             Ok((Some(point), rows))
         };
-        let (point, rows) = match left() {
+        let solved = left();
+        let looked = |left, tried| Looked { left, tried, added };
+        let (point, rows) = match solved {
             Ok(left) => left,
-            Err(Unsolved::NoPoint) => return Looked { left: None, tried },
+            Err(Unsolved::NoPoint) => return looked(None, tried),
             // Nothing is known of them but what was before.
             Err(Unsolved::Failed) if limits.is_single() => {
                 let sizes: Vec<u32> = limits.stages.iter().map(|[fewest, _]| *fewest).collect();
                 let step_s = self.step_s(&sizes);
                 tried.push((sizes, step_s));
-                return Looked { left: None, tried };
+                return looked(None, tried);
             }
             Err(Unsolved::Failed) => {
-                rounds = None;
+                next = Next::Divide;
                 (None, Vec::new())
             }
         };
-        let left = Some(Node {
+        let left = Node {
             limits,
             rows,
             point,
             least_s,
-            rounds,
-        });
-        Looked { left, tried }
+            next,
+        };
+        looked(Some(left), tried)
     }
 
     /// The best split that was simulated with single layers moved, as long as it takes less: from stages that the longest path has many
@@ -477,43 +521,6 @@ impl<'q> Interleaved<'q> {
             let times = split.times(case, sets);
             self.simulated.simulator().run(&times).total.seconds().0
         })
-    }
-
-    /// Limits of the splits of a node, where those that have many more layers in a rank or in a stage than its point, or many fewer, take
-    /// no less than something; none where no split is left.
-    fn probed(&self, node: &Node, below_s: f64) -> Option<Limits> {
-        let layout = self.case.layout;
-        let program = Program::new(layout, &self.classes, &node.limits, node.rows.clone());
-        let (Ok(program), Some(point)) = (program, &node.point) else {
-            return Some(node.limits.clone());
-        };
-        let probe = |(of, [fewest, most]): (Vec<usize>, [u32; 2])| {
-            let own: f64 = of.iter().map(|&stage| point.stages[stage]).sum();
-            let is_open = |limits: [u32; 2]| match program.clone().between(&of, limits) {
-                Ok(part) => part.seconds() < self.enough_s(below_s),
-                Err(unsolved) => unsolved == Unsolved::Failed,
-            };
-            let low = (own + WHOLE).floor() as u32;
-            let high = (own - WHOLE).ceil() as u32;
-            let mut below = (fewest..high).rev().take(PROBES);
-            let below = below.find(|layers| !is_open([0, *layers]));
-            let mut above = (low + 1..=most).take(PROBES);
-            let above = above.find(|layers| !is_open([*layers, u32::MAX]));
-            [
-                below.map_or(fewest, |below| below + 1),
-                above.map_or(most, |above| above - 1),
-            ]
-        };
-        let ranks = (0..).zip(&node.limits.ranks);
-        let ranks: Vec<_> = ranks
-            .map(|(rank, limits)| (own(layout, rank).collect(), *limits))
-            .collect();
-        let stages = node.limits.stages.iter().enumerate();
-        let stages: Vec<_> = stages
-            .map(|(stage, limits)| (vec![stage], *limits))
-            .collect();
-        let [ranks, stages] = [ranks, stages].map(|of| of.into_par_iter().map(probe).collect());
-        Limits { stages, ranks }.narrowed(layout, &self.classes)
     }
 
     /// Two parts of the splits of a node: the rank, or where all have whole layers the stage, whose layers are the farthest from a whole

@@ -17,11 +17,12 @@ use crate::stack::ByLayer;
 
 /// Of how many open splits of the best plan's layout all are tried.
 const SPLITS: usize = 1000;
-/// How often parts of its splits are looked at, times the square of its stages, where ranks have several: a second or so on two
-/// cores.
-const WORK: usize = 300_000;
+/// How much [work](Interleaved::work) is done to find it, where ranks have several stages: up to ten seconds or so on two cores.
+const WORK: usize = 3_200_000;
+/// The same where each layer computes again what it may by itself: more of it seldom tells more.
+const BY_LAYER_WORK: usize = 100_000;
 /// The same of another layout, whose splits are to take less than those of the best.
-const BRIEF_WORK: usize = 32_000;
+const BRIEF_WORK: usize = 12_000;
 /// How many choices of recompute sets are looked at at once.
 const AT_ONCE: usize = 2;
 
@@ -169,7 +170,7 @@ impl Open {
         let least = |a: &Best, b: &Best| a.step_s.total_cmp(&b.step_s);
         let mut best: Option<Best> = None;
         let (mut paths, mut is_led) = (None, false);
-        let mut work = 0;
+        let mut done = 0;
         loop {
             let below_s = best.as_ref().map_or(below_s, |best| best.step_s);
             for splits in &mut all {
@@ -186,17 +187,21 @@ impl Open {
             let Some(least_s) = all.iter().map(Interleaved::least_s).reduce(f64::min) else {
                 break;
             };
-            let next = all.iter_mut().take(at_once);
-            work += next.map(|splits| splits.num_stages().pow(2)).sum::<usize>();
-            if work > most || looks.begin().is_break() {
+            if done >= most || looks.begin().is_break() {
                 self.left_s = self.left_s.min(least_s);
                 break;
             }
             let next = all.par_iter_mut().take(at_once);
-            let found: Vec<Option<Best>> = next
-                .map(|splits| splits.look(below_s, paths.as_ref()))
+            let looked: Vec<(Option<Best>, usize)> = next
+                .map(|splits| {
+                    let before = splits.work();
+                    let found = splits.look((below_s, most - done), paths.as_ref());
+                    (found, splits.work() - before)
+                })
                 .collect();
-            best = found.into_iter().flatten().min_by(least).or(best);
+            done += looked.iter().map(|(_, work)| work).sum::<usize>();
+            let found = looked.into_iter().filter_map(|(found, _)| found);
+            best = found.min_by(least).or(best);
         }
         if let Some(best) = best {
             self.left_s = self.left_s.min(best.step_s);
@@ -317,13 +322,13 @@ pub(crate) fn open_splits(
         }
     }
     let is_patient = questions.iter().any(|question| question.options.patient);
-    let most = match which {
+    let most = |work| match which {
         Splits::All if is_patient => usize::MAX,
-        Splits::All => WORK,
+        Splits::All => work,
         Splits::Better => BRIEF_WORK,
     };
-    open.add_best(interleaved, (below_s, most), looks);
+    open.add_best(interleaved, (below_s, most(WORK)), looks);
     // The best of these takes so long at least.
-    open.add_best(by_layer, (below_s, most), looks);
+    open.add_best(by_layer, (below_s, most(BY_LAYER_WORK)), looks);
     open
 }

@@ -41,7 +41,7 @@ pub(super) struct Classes {
 }
 
 /// The fewest and the most layers of each stage and of each rank.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Limits {
     pub(super) stages: Vec<[u32; 2]>,
     pub(super) ranks: Vec<[u32; 2]>,

@@ -19,12 +19,14 @@ use crate::search::tests::cuts;
 use crate::search::watch::unwatched;
 use crate::stack::megatron::Declared;
 
-/// How many cases were looked at, of how many some splits had no room, and in how many stages of equal size were not the best.
+/// How many cases were looked at, of how many some splits had no room, and in
 #[derive(Debug, Default)]
 struct Seen {
     cases: usize,
     full: usize,
     uneven: usize,
+    /// Whose limits were narrowed by probes.
+    narrowed: usize,
 }
 
 /// The best split that has room is found and is known to be, whatever the room.
@@ -109,11 +111,12 @@ fn see(question: &mut Question<'_>, layout: &Layout, schedules: &Schedules, seen
             if !Interleaved::may_look(case) {
                 continue;
             }
-            let (most, is_uneven) = check_case((case, sets), num_layers, schedules);
+            let (most, is_uneven, is_narrowed) = check_case((case, sets), num_layers, schedules);
             limit = Some(most);
             seen.cases += 1;
             seen.full += usize::from(has_limit);
             seen.uneven += usize::from(is_uneven);
+            seen.narrowed += usize::from(is_narrowed);
         }
     }
 }
@@ -128,7 +131,7 @@ fn paths<'q>(
     let mut splits = Interleaved::new(of, (None, most), under, (0.0, endless));
     let mut best_s = endless;
     while splits.least_s() < best_s {
-        let found = splits.look(best_s, None);
+        let found = splits.look((best_s, usize::MAX), None);
         best_s = found.map_or(best_s, |best| best.step_s);
         let paths = splits.paths();
         if paths.is_some() {
@@ -138,13 +141,14 @@ fn paths<'q>(
     None
 }
 
-/// The same of a case, of whose splits no cut is above what one takes and no row of memory is above one that has room. Memory that
-/// two of three have no room in, and whether the best has stages that differ.
+/// The same of a case, of whose splits no cut is above what one takes, no row of memory is above one that has room, and no probe takes one
+/// away that takes less than is known. Memory that two of three have no room in, whether the best has stages that differ, and whether
+/// probes took splits away.
 fn check_case(
     (case, sets): (Case<'_>, &Sets),
     num_layers: u32,
     schedules: &Schedules,
-) -> (Bytes, bool) {
+) -> (Bytes, bool, bool) {
     let (layout, schedule) = (case.layout, case.schedule);
     let occupancies = schedules.occupancies(layout, schedule);
     let simulated = || schedules.simulated(layout, schedule);
@@ -209,13 +213,14 @@ fn check_case(
             );
         }
     }
+    let mut is_narrowed = false;
     for (mut below_s, paths) in [
         (f64::INFINITY, None),
         (1.01 * best.map_or(1.0, |best| best.0), paths),
     ] {
         let (room, under) = ((Some(&room), &most), (simulated(), occupancies));
         let mut splits = Interleaved::new((case, sets), room, under, (0.0, below_s));
-        let mut found = splits.look(below_s, paths.as_ref());
+        let mut found = splits.look((below_s, usize::MAX), paths.as_ref());
         let mut looks = 0;
         loop {
             below_s = found.as_ref().map_or(below_s, |found| found.step_s);
@@ -223,7 +228,8 @@ fn check_case(
             if splits.least_s() == f64::INFINITY {
                 break;
             }
-            found = splits.look(below_s, None).or(found);
+            is_narrowed |= probes_leave(&splits, below_s, &all);
+            found = splits.look((below_s, usize::MAX), None).or(found);
             looks += 1;
             assert!(looks < 20_000, "{layout:?} {schedule:?} {sets:?}");
         }
@@ -241,7 +247,37 @@ fn check_case(
     let differ = |(.., stages): &(f64, Bytes, Vec<Vec<u32>>)| {
         stages.iter().any(|stage| stage.len() != stages[0].len())
     };
-    (third, best.is_some_and(differ))
+    (third, best.is_some_and(differ), is_narrowed)
+}
+
+/// Whether probes narrow the limits of splits, of which none is lost that takes less than something.
+fn probes_leave(
+    splits: &Interleaved<'_>,
+    below_s: f64,
+    all: &[(f64, Bytes, Vec<Vec<u32>>)],
+) -> bool {
+    let [node] = &splits.open[..] else {
+        return false;
+    };
+    let (narrowed, _) = splits.probed(node, below_s, usize::MAX);
+    for (step_s, _, stages) in all {
+        let is_left = || {
+            narrowed
+                .as_ref()
+                .is_some_and(|limits| holds(limits, stages))
+        };
+        assert!(
+            *step_s >= splits.enough_s(below_s) || !holds(&node.limits, stages) || is_left(),
+            "{stages:?}: {step_s} {below_s}"
+        );
+    }
+    narrowed.as_ref() != Some(&node.limits)
+}
+
+/// Whether a split is within some limits.
+fn holds(limits: &Limits, stages: &[Vec<u32>]) -> bool {
+    let mut each = stages.iter().zip(&limits.stages);
+    each.all(|(stage, [fewest, most])| (*fewest..=*most).contains(&(stage.len() as u32)))
 }
 
 /// Where each layer computes again what it may by itself, the least that is known is no more than any choice takes that has room.
@@ -306,7 +342,7 @@ fn law_no_choice_of_each_layer_takes_less() {
             );
             let mut least_s = 1.01 * best_s;
             while splits.least_s() < least_s {
-                let found = splits.look(least_s, None);
+                let found = splits.look((least_s, usize::MAX), None);
                 least_s = found.map_or(least_s, |found| found.step_s);
                 splits.close(least_s);
             }
@@ -381,8 +417,12 @@ fn oracle_the_best_of_all_splits_is_found() {
             cases,
             full,
             uneven,
+            narrowed,
         } = seen;
-        assert!(cases > 20 && full > 10 && uneven > 10, "{name}: {seen:?}");
+        assert!(
+            cases > 20 && full > 10 && uneven > 10 && narrowed > 10,
+            "{name}: {seen:?}"
+        );
     }
     // Each layer takes as long as its busiest expert.
     let of_layer = |layer: u32| {
