@@ -27,9 +27,14 @@ const MOVED: usize = 8;
 /// By what share such a plan may take longer than the best where ranks have several stages, whose splits are not exact: moves made
 /// steps up to 2.1 % shorter (Qwen3-30B on 64 H100, two ranks of four stages).
 const CLOSE: f64 = 0.03;
+/// The same of plans for which better splits are looked for: with few microbatches those made steps up to 7.1 % shorter (Qwen3-Next on 72
+/// H100, three ranks of four stages).
+const CLOSE_TO_SPLIT: f64 = 0.08;
 /// The same where ranks have one stage, and splits are the best by what ranks are sure to take: moves made steps 0.7 % shorter
 /// (DeepSeek-V3 on 256), and those of #1 too.
 const CLOSE_OF_ONE_STAGE: f64 = 0.005;
+/// The same of plans that are looked at once more when the best split of the best is known.
+const CLOSE_TO_FIRST: f64 = 0.01;
 /// How often a layer is moved at most.
 const MOVES: usize = 8;
 /// How many splits two moves away are tried at most.
@@ -43,7 +48,7 @@ pub(super) fn num_kept(options: &SearchOptions) -> usize {
 
 /// What a plan that moves of layers may make the best takes at most, where the best takes so long.
 pub(super) fn near(best: f64) -> f64 {
-    (1.0 + CLOSE) * best
+    (1.0 + CLOSE_TO_SPLIT) * best
 }
 
 /// Whether layers may be moved between stages.
@@ -137,7 +142,7 @@ fn degrees(
 
 /// Moves layers of the first plans between stages, looks for better splits of those that have several stages a rank, of `variants` of the
 /// best too, and last for what splits of the best may take less still: all where these are few, and where ranks have several stages the
-/// best of all. Whether the search was stopped before that.
+/// best of all. Then once more for better splits of those that take hardly longer. Whether the search was stopped before that.
 fn stages(
     asked: &Asked<'_>,
     (plan, open, is_stopped): (&Search, &SplitsBelow, &dyn Fn() -> bool),
@@ -156,12 +161,16 @@ fn stages(
     move_layers(asked, plan, plans, is_whole, &mut first);
     split_briefly(asked, (plan, open), (plans, variants), &mut first);
     let was_stopped = is_stopped();
-    let best_s = step_s(&plans[0]);
-    if floor_s < best_s {
-        let (found, left_s) = split_below(asked, (plan, open), &plans[0], (best_s, Splits::All));
-        floor_s = floor_s.max(left_s);
-        if let Some(found) = found {
-            plans[0] = found;
+    prove(asked, (plan, open), plans, &mut floor_s);
+    for place in 1..plans.len().min(MOVED) {
+        let is_next =
+            plans[place].plan.layout.vpp > 1 && is_within(&plans[place], &plans[0], CLOSE_TO_FIRST);
+        let below = (step_s(&plans[0]), Splits::Next);
+        let found = is_next.then(|| split_below(asked, (plan, open), &plans[place], below).0);
+        if let Some(found) = found.flatten() {
+            plans[place] = found;
+            floor_s = put_first(asked, plan, (plans, place), search);
+            prove(asked, (plan, open), plans, &mut floor_s);
         }
     }
     let gap = 1.0 - floor_s / step_s(&plans[0]);
@@ -170,13 +179,35 @@ fn stages(
     was_stopped
 }
 
-/// Whether other splits of a plan may take less than the best.
+/// Looks for the best split of the best plan, and for what no split of its layout takes less than.
+fn prove(
+    asked: &Asked<'_>,
+    (plan, open): (&Search, &SplitsBelow),
+    plans: &mut [Priced],
+    floor_s: &mut f64,
+) {
+    let best_s = step_s(&plans[0]);
+    if *floor_s < best_s {
+        let (found, left_s) = split_below(asked, (plan, open), &plans[0], (best_s, Splits::All));
+        *floor_s = floor_s.max(left_s);
+        if let Some(found) = found {
+            plans[0] = found;
+        }
+    }
+}
+
+/// Whether moves of layers may make a plan take less than the best.
 fn may_win(own: &Priced, best: &Priced) -> bool {
     let close = match own.plan.layout.vpp {
         1 => CLOSE_OF_ONE_STAGE,
         _ => CLOSE,
     };
-    step_s(own) <= (1.0 + close) * step_s(best)
+    is_within(own, best, close)
+}
+
+/// Whether a plan takes longer than the best by no more than some share.
+fn is_within(own: &Priced, best: &Priced, share: f64) -> bool {
+    step_s(own) <= (1.0 + share) * step_s(best)
 }
 
 /// Moves layers of the first plans between stages. Splits are balanced by what ranks are sure to take ([`crate::partition`]); what
@@ -222,7 +253,8 @@ fn split_briefly(
         .iter()
         .filter(|own| plans.iter().all(|plan| !is_same(plan, own)));
     let others = plans.iter().take(MOVED).chain(variants);
-    let is_near = |own: &&Priced| own.plan.layout.vpp > 1 && may_win(own, &plans[0]);
+    let is_near =
+        |own: &&Priced| own.plan.layout.vpp > 1 && is_within(own, &plans[0], CLOSE_TO_SPLIT);
     let others: Vec<&Priced> = others.filter(is_near).collect();
     let briefly = |own| split_below(asked, (plan, open), own, (best_s, Splits::Better)).0;
     let others: Vec<Priced> = others.into_par_iter().filter_map(briefly).collect();

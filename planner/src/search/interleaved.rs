@@ -241,13 +241,14 @@ impl<'q> Interleaved<'q> {
         case.layout.vpp() > 1 && rests_whole && (are_few || !hides(case))
     }
 
-    /// What was done so far: a row that is added to a program counts as many as there are stages.
+    /// What was done so far.
     pub(crate) fn work(&self) -> usize {
-        self.added * self.num_stages()
+        self.added * self.work_of_row()
     }
 
-    fn num_stages(&self) -> usize {
-        self.case.layout.stages() as usize
+    /// What a row counts that is added to a program: about as long as that takes.
+    fn work_of_row(&self) -> usize {
+        32 + self.case.layout.stages() as usize
     }
 
     /// Seconds that no split takes less than that is left; infinite where none is.
@@ -291,7 +292,7 @@ impl<'q> Interleaved<'q> {
                 [look(Some(node.limits.clone()), next), Looked::default()]
             }
             Next::Probe(sweeps) => {
-                let (limits, added) = self.probed(&node, below_s, most / self.num_stages());
+                let (limits, added) = self.probed(&node, below_s, most / self.work_of_row());
                 let is_same = limits.as_ref() == Some(&node.limits);
                 let next = match sweeps.checked_sub(1) {
                     Some(sweeps) if sweeps > 0 && !is_same => Next::Probe(sweeps),

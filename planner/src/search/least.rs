@@ -18,11 +18,11 @@ use crate::stack::ByLayer;
 /// Of how many open splits of the best plan's layout all are tried.
 const SPLITS: usize = 1000;
 /// How much [work](Interleaved::work) is done to find it, where ranks have several stages: up to ten seconds or so on two cores.
-const WORK: usize = 3_200_000;
+const WORK: usize = 6_000_000;
 /// The same where each layer computes again what it may by itself: more of it seldom tells more.
-const BY_LAYER_WORK: usize = 100_000;
+const BY_LAYER_WORK: usize = 200_000;
 /// The same of another layout, whose splits are to take less than those of the best.
-const BRIEF_WORK: usize = 12_000;
+const BRIEF_WORK: usize = 24_000;
 /// How many choices of recompute sets are looked at at once.
 const AT_ONCE: usize = 2;
 
@@ -118,6 +118,8 @@ fn each_way(
 pub(crate) enum Splits {
     /// All that may be its best.
     All,
+    /// The same, of a layout that takes hardly longer than the best, with a tenth of the work.
+    Next,
     /// For a moment, better ones of ranks with several stages.
     Better,
 }
@@ -323,8 +325,9 @@ pub(crate) fn open_splits(
     }
     let is_patient = questions.iter().any(|question| question.options.patient);
     let most = |work| match which {
-        Splits::All if is_patient => usize::MAX,
+        Splits::All | Splits::Next if is_patient => usize::MAX,
         Splits::All => work,
+        Splits::Next => work / 10,
         Splits::Better => BRIEF_WORK,
     };
     open.add_best(interleaved, (below_s, most(WORK)), looks);

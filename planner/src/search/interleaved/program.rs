@@ -98,6 +98,8 @@ pub(super) struct Program {
 }
 
 struct Variables {
+    /// Layers of the model.
+    num_layers: f64,
     /// Seconds of the step.
     step: Variable,
     /// By stage, of each class.
@@ -555,6 +557,7 @@ impl Program {
             Vec::new()
         };
         let variables = Variables {
+            num_layers: classes.layers().into(),
             step,
             layers,
             again,
@@ -564,7 +567,7 @@ impl Program {
             problem.add_constraint(terms, ComparisonOp::Le, most);
         }
         Ok(Self {
-            solution: solved(problem.solve())?,
+            solution: variables.solved(problem.solve())?,
             variables: Arc::new(variables),
             rows: known,
         })
@@ -573,7 +576,8 @@ impl Program {
     /// With one more row.
     pub(super) fn with(mut self, row: Row) -> Result<Self, Unsolved> {
         let (terms, most) = row.constraint(&self.variables);
-        self.solution = solved(self.solution.add_constraint(terms, ComparisonOp::Le, most))?;
+        let outcome = self.solution.add_constraint(terms, ComparisonOp::Le, most);
+        self.solution = self.variables.solved(outcome)?;
         self.rows.push(row);
         Ok(self)
     }
@@ -591,7 +595,8 @@ impl Program {
         let (at_least, at_most) = ((ComparisonOp::Ge, fewest), (ComparisonOp::Le, most));
         for ((op, bound), is_one) in [(at_least, fewest > 0), (at_most, most < u32::MAX)] {
             if is_one {
-                self.solution = solved(self.solution.add_constraint(terms(&of), op, bound.into()))?;
+                let outcome = self.solution.add_constraint(terms(&of), op, bound.into());
+                self.solution = self.variables.solved(outcome)?;
             }
         }
         Ok(self)
@@ -630,11 +635,19 @@ impl Program {
     }
 }
 
-fn solved(outcome: Result<SolveOutcome, Error>) -> Result<Solution, Unsolved> {
-    match outcome.map(SolveOutcome::into_solution) {
-        Ok(Ok(solution)) if solution.status() == SolutionStatus::Optimal => Ok(solution),
-        Err(Error::Infeasible) => Err(Unsolved::NoPoint),
-        _ => Err(Unsolved::Failed),
+impl Variables {
+    /// A solution, if there is one that has all layers: where a program is too ill-conditioned for the solver, it may return others.
+    fn solved(&self, outcome: Result<SolveOutcome, Error>) -> Result<Solution, Unsolved> {
+        match outcome.map(SolveOutcome::into_solution) {
+            Ok(Ok(solution)) if solution.status() == SolutionStatus::Optimal => {
+                let layers = self.layers.iter().flatten();
+                let layers: f64 = layers.map(|of| solution.var_value_raw(*of)).sum();
+                let has_all = (layers - self.num_layers).abs() < WHOLE * self.num_layers;
+                has_all.then_some(solution).ok_or(Unsolved::Failed)
+            }
+            Err(Error::Infeasible) => Err(Unsolved::NoPoint),
+            _ => Err(Unsolved::Failed),
+        }
     }
 }
 
