@@ -206,16 +206,23 @@ pub(super) fn closest(
         // Room that is kept free saves nothing.
         savers.extend(found.filter(|found| change != Change::Headroom || found.fits));
     }
-    if !savers.iter().any(|saver| saver.fits) {
-        // Those that leave all numbers as they are, together.
-        for last in [Change::Offload, Change::Fsdp] {
-            let together = [Change::States, Change::Masters, last];
-            let together: Vec<Change> = together.into_iter().filter(open).collect();
-            if together.len() > 1 {
-                let names: Vec<&str> = together.iter().map(|change| change.name()).collect();
-                savers.extend(saver(names.join(", "), gpus, &changed(&together)));
-            }
+    // Those that leave all numbers as they are, together, and where that does not help one that does not.
+    for together in [
+        &[Change::States, Change::Masters, Change::Offload][..],
+        &[Change::States, Change::Masters, Change::Fsdp],
+        &[Change::States, Change::Gradients],
+    ] {
+        let together: Vec<Change> = together.iter().copied().filter(open).collect();
+        if together.len() < 2 || savers.iter().any(|saver| saver.fits) {
+            continue;
         }
+        let names: Vec<&str> = together.iter().map(|change| change.name()).collect();
+        let own = |changes: &[Change]| saver(names.join(", "), gpus, &changed(changes));
+        let found = own(&together);
+        // Nothing has to leave where it may.
+        let others = together.strip_suffix(&[Change::Offload]).and_then(own);
+        let least = found.into_iter().chain(others);
+        savers.extend(least.min_by(|a, b| a.peak_gib.total_cmp(&b.peak_gib)));
     }
     savers.extend(more_gpus(cluster, gpus, &|more| {
         saver(format!("`gpus` {more}"), more, options)

@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// What begins a command that another before it decides on.
+pub(super) const JOINS: &str = "&&";
 /// How many characters of a value are shown in a note.
 const MOST_SHOWN: usize = 40;
 
@@ -13,6 +15,9 @@ pub(super) struct Branches {
     depth: usize,
     /// Whether a condition was read that no `then` followed yet.
     asks: bool,
+    /// Whether the command is a test, and whether a test before it decides on it.
+    tests: bool,
+    is_decided: bool,
     /// By variable, what branches decide of it, and of what it was made of.
     doubts: BTreeMap<String, Doubts>,
     /// Variables that the command has read.
@@ -29,6 +34,8 @@ pub(super) type Doubts = BTreeMap<String, Doubt>;
 pub(super) struct Doubt {
     /// What it is in one or the other, and before them, the last of them last.
     values: Vec<String>,
+    /// Whether two of them make it the same.
+    agree: bool,
     /// What they add to it.
     added: Vec<String>,
 }
@@ -57,6 +64,8 @@ impl Branches {
             [Some("fi" | "esac"), ..] => self.depth = self.depth.saturating_sub(1),
             _ => {}
         }
+        self.is_decided = self.tests && begun.contains(&Some(JOINS));
+        self.tests = matches!(words[0], Some("[" | "[[" | "test"));
         self.read.borrow_mut().clear();
     }
 
@@ -75,7 +84,7 @@ impl Branches {
         } = *assigned;
         let mut doubts = self.doubts_read();
         let before = self.doubts.remove(variable).unwrap_or_default();
-        if self.depth > 0 {
+        if self.depth > 0 || self.is_decided {
             let mut own = before.get(variable).cloned().unwrap_or_default();
             if let Some(added) = added {
                 own.added.push(added.join(" "));
@@ -84,6 +93,7 @@ impl Branches {
                     own.values.extend(held.map(|held| held.join(" ")));
                 }
                 let all = all.join(" ");
+                own.agree |= own.values.contains(&all);
                 own.values.retain(|value| *value != all);
                 own.values.push(all);
             }
@@ -138,6 +148,10 @@ impl Doubt {
                 "a branch decides what ${name} is: of {} and {} the last counts",
                 each(others),
                 shown(last)
+            )),
+            [one] if self.added.is_empty() && !self.agree && !one.is_empty() => Some(format!(
+                "a branch alone makes ${name} {}, which counts",
+                shown(one)
             )),
             _ if self.added.is_empty() => None,
             _ => Some(format!(

@@ -805,6 +805,25 @@ impl<'a> Rules<'a> {
 
     /// Ways to say how layers are split that exclude each other: `TransformerConfig.__post_init__`.
     fn splits(&mut self) {
+        let has_virtual = [
+            "num_virtual_stages_per_pipeline_rank",
+            "num_layers_per_virtual_pipeline_stage",
+            "pipeline_model_parallel_layout",
+        ]
+        .iter()
+        .any(|name| self.there(name));
+        self.rule(
+            self.on("overlap_param_gather_with_optimizer_step") && !has_virtual,
+            "--overlap-param-gather-with-optimizer-step needs virtual stages",
+            "--num-virtual-stages-per-pipeline-rank 2, or settings without it",
+        );
+        let ranks = self.number("pipeline_model_parallel_size", 1);
+        let group = self.number("microbatch_group_size_per_virtual_pipeline_stage", ranks);
+        self.rule(
+            has_virtual && group < ranks,
+            format!("--microbatch-group-size-per-virtual-pipeline-stage {group} is below --pipeline-model-parallel-size {ranks}"),
+            format!("--microbatch-group-size-per-virtual-pipeline-stage {ranks}"),
+        );
         let there = |names: [&'static str; 2]| {
             let both = names.into_iter().filter(|name| self.there(name));
             let flags: Vec<String> = both.map(flag).collect();

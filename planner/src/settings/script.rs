@@ -120,10 +120,8 @@ fn environment(written: &Written, out: &mut String) {
         let remark = written
             .remark(name)
             .map_or_else(String::new, |remark| format!("  # {remark}"));
-        add(
-            out,
-            format_args!("export {name}={}{remark}\n", shell::written(value)),
-        );
+        let value = shell::written(&shell::without_unset(value));
+        add(out, format_args!("export {name}={value}{remark}\n"));
     }
     if !written.settings.env.is_empty() {
         out.push('\n');

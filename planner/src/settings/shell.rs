@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::arithmetic::evaluate;
-use super::branches::{Assigned, Branches};
+use super::branches::{Assigned, Branches, JOINS};
 use super::table;
-use super::text::{Setting, Settings, SettingsFileError, Value, name};
+use super::text::{Setting, Settings, SettingsFileError, Value, flag, name};
 
 /// Variables of a launcher: they place ranks, and are no settings.
 const OF_LAUNCHERS: [&str; 9] = [
@@ -72,8 +72,8 @@ struct Script {
     /// Names of variables that hold flags, in the order of their first assignment.
     holders: Vec<String>,
     env: Settings,
-    /// Flags of each command.
-    said: Vec<Settings>,
+    /// Flags of each command, and whether it names a program: other lines hold flags alone.
+    said: Vec<(bool, Settings)>,
     /// Bytes that variables have stood for so far.
     spent: Cell<usize>,
     /// Defaults inside of which a variable stands.
@@ -98,7 +98,8 @@ const DECLARES: [&str; 6] = ["export", "declare", "typeset", "local", "readonly"
 impl Script {
     fn run(&mut self, command: &[Word]) {
         // What begins a branch or a loop is no command.
-        let opens = |word: &&Word| matches!(plain(word), Some("then" | "else" | "do" | "{"));
+        let opens =
+            |word: &&Word| matches!(plain(word), Some("then" | "else" | "do" | "{" | JOINS));
         let begun = command.iter().take_while(opens).count();
         let (begins, command) = command.split_at(begun);
         let begins: Vec<Option<&str>> = begins.iter().map(plain).collect();
@@ -209,7 +210,7 @@ impl Script {
             return;
         }
         self.export(prefix);
-        self.said.push(said(flags));
+        self.said.push((own.is_some(), said(flags)));
         let doubts = self.branches.doubts_read();
         self.branches.say(doubts);
     }
@@ -332,7 +333,7 @@ impl Script {
                     let text = self.substitute(text);
                     // Commands that a variable holds are told apart where it is evaluated.
                     let goes_on = |piece: &&str| !(is_held && ends_command(piece));
-                    let mut pieces = text.split_whitespace().take_while(goes_on);
+                    let mut pieces = split(&text).into_iter().take_while(goes_on);
                     if let Some(first) = pieces.next() {
                         any = true;
                         if text.starts_with(char::is_whitespace)
@@ -527,16 +528,33 @@ fn said(words: &[String]) -> Settings {
     settings
 }
 
-/// Flags of all commands that are mostly of Megatron-LM; of all where none is: a script may run other programs too.
-fn joined(commands: Vec<Settings>) -> Settings {
+/// Flags of all commands that are mostly of Megatron-LM; of all where none is: a script may run other programs too. Flags alone are
+/// of no command where one names its program.
+fn joined(commands: Vec<(bool, Settings)>) -> Settings {
     let is_mostly_known = |command: &Settings| {
         let is_known = |setting: &&Setting| table::find(&setting.name).is_some();
         2 * command.flags.iter().filter(is_known).count() > command.flags.len()
     };
-    let any = commands.iter().any(is_mostly_known);
+    let known: Vec<bool> = commands
+        .iter()
+        .map(|(_, own)| is_mostly_known(own))
+        .collect();
+    let any = known.contains(&true);
+    let trains = commands.iter().zip(&known);
+    let trains = trains
+        .filter(|((runs, _), is_known)| *runs && **is_known)
+        .count();
     let mut all = Settings::default();
-    for command in commands {
-        if any && !is_mostly_known(&command) {
+    for ((runs, command), is_known) in commands.into_iter().zip(known) {
+        if any && !is_known {
+            continue;
+        }
+        if trains > 0 && !runs {
+            let first = command.flags.first();
+            all.notes.extend(first.map(|first| {
+                let first = flag(&first.name);
+                format!("a line that begins with {first} is no part of the command before it, which a comment or a blank line ends: it is left out")
+            }));
             continue;
         }
         for Setting { name, value } in command.flags {
@@ -544,6 +562,10 @@ fn joined(commands: Vec<Settings>) -> Settings {
         }
         all.notes.extend(command.notes);
         all.elsewhere.extend(command.elsewhere);
+    }
+    if trains > 1 {
+        let note = "commands train: their flags are read as those of one, and of a flag that several have the last counts";
+        all.notes.insert(0, format!("{trains} {note}"));
     }
     all
 }
@@ -577,6 +599,32 @@ fn assignment(word: &Word) -> Option<(String, bool, Word)> {
     }
     parts.extend_from_slice(&word.parts[1..]);
     Some((name.to_owned(), added, Word { parts }))
+}
+
+/// The words of a text, of which those of a command whose output stands there (`$(..)` or in backticks) are one.
+fn split(text: &str) -> Vec<&str> {
+    let mut words = Vec::new();
+    let (mut begins, mut at) = (None, 0);
+    while let Some(found) = text[at..].chars().next() {
+        if found.is_whitespace() {
+            words.extend(begins.take().map(|begins| &text[begins..at]));
+            at += found.len_utf8();
+        } else {
+            begins = begins.or(Some(at));
+            at += output(&text[at..]).map_or(found.len_utf8(), str::len);
+        }
+    }
+    words.extend(begins.map(|begins| &text[begins..]));
+    words
+}
+
+/// The command at the beginning of a text whose output stands there: `$(..)`, or one in backticks.
+fn output(text: &str) -> Option<&str> {
+    let rest = match text.strip_prefix('$') {
+        Some(after) => enclosed(after, ['(', ')'])?.1,
+        None => text.strip_prefix('`')?.split_once('`')?.1,
+    };
+    Some(&text[..text.len() - rest.len()])
 }
 
 /// What stands in the two parentheses that follow a dollar, and the rest.
@@ -625,6 +673,7 @@ fn commands(text: &str, nested: usize) -> (Vec<(usize, Vec<Word>)>, Option<usize
         in_array: false,
         unclosed: None,
         marks: Vec::new(),
+        joins: false,
     };
     let mut all = Vec::new();
     let mut line = 1;
@@ -673,6 +722,8 @@ struct Reader {
     unclosed: Option<usize>,
     /// What ends each text that follows the line (`<<EOF`).
     marks: Vec<String>,
+    /// Whether `&&` or `||` stands before the next command.
+    joins: bool,
 }
 
 impl Reader {
@@ -683,8 +734,17 @@ impl Reader {
     /// Words up to the end of a command.
     fn command(&mut self) -> Vec<Word> {
         let mut words = Vec::new();
+        if std::mem::take(&mut self.joins) {
+            let parts = vec![Part::Open(JOINS.to_owned(), false)];
+            words.push(Word { parts });
+        }
         while let Some(found) = self.peek() {
             match found {
+                '\n' if matches!(&words[..], [word] if plain(word) == Some(JOINS)) => self.at += 1,
+                '&' | '|' if self.rest.get(self.at + 1) == Some(&found) => {
+                    (self.at, self.joins) = (self.at + 2, true);
+                    break;
+                }
                 '\n' | ';' | '&' | '|' => {
                     self.at += 1;
                     break;
@@ -775,6 +835,7 @@ impl Reader {
                     let text = self.bracketed('(', ')');
                     open.push_str(&text);
                 }
+                '`' => open.push_str(&self.in_backticks()),
                 '$' if self.rest.get(self.at + 1) == Some(&'\'') => {
                     close(&mut open, &mut word);
                     self.at += 2;
@@ -848,6 +909,10 @@ impl Reader {
                 text.push_str(&self.bracketed('(', ')'));
                 continue;
             }
+            if found == '`' {
+                text.push_str(&self.in_backticks());
+                continue;
+            }
             self.at += 1;
             match found {
                 _ if found == quote => return text,
@@ -864,6 +929,12 @@ impl Reader {
         }
         self.unclosed = Some(begins);
         text
+    }
+
+    /// A command in backticks, with them.
+    fn in_backticks(&mut self) -> String {
+        self.at += 1;
+        format!("`{}`", self.until('`'))
     }
 
     /// `$(..)` or `${..}`, with all that is in it.
@@ -914,14 +985,46 @@ fn close(open: &mut String, word: &mut Word) {
     }
 }
 
+/// A text in which variables that have no value stand for nothing, also where a shell refuses these (`set -u`).
+pub(super) fn without_unset(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        out.push_str(&rest[..=at]);
+        let (reference, tail) = reference(&rest[at + 1..]);
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        match reference.filter(|own| own.chars().all(is_name)) {
+            Some(name) => out.extend(["{", name, ":-}"]),
+            None => out.push_str(&rest[at + 1..rest.len() - tail.len()]),
+        }
+        rest = tail;
+    }
+    out.push_str(rest);
+    out
+}
+
 /// A word as it is written, in quotes where a shell would read something else.
 pub(super) fn written(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:+,=%@".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();
     }
-    // A variable is the shell's to fill in.
-    if word.contains('$') && !word.contains(['"', '`', '\\']) {
+    // In quotes it would be no home.
+    if let Some(at_home) = word.strip_prefix("~/").filter(|path| !path.is_empty()) {
+        return format!("~/{}", written(at_home));
+    }
+    // A variable is the shell's to fill in, and so is what a command prints.
+    let mut beside = String::new();
+    let mut at = 0;
+    while let Some(found) = word[at..].chars().next() {
+        let output = output(&word[at..]);
+        if output.is_none() {
+            beside.push(found);
+        }
+        at += output.map_or(found.len_utf8(), str::len);
+    }
+    let fills = beside.contains('$') || beside.len() < word.len();
+    if fills && !beside.contains(['"', '`', '\\']) {
         return format!("\"{word}\"");
     }
     format!("'{}'", word.replace('\'', r"'\''"))
@@ -1025,6 +1128,68 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
     }
 
     #[test]
+    fn golden_what_commands_print_is_one_word() {
+        let script = r#"
+DIR="$( cd "$( dirname "${BASH_SOURCE[0]}" )" && pwd )"
+OUT=/exp/$(date +%s)
+AT=`date +%s`
+torchrun a.py --bf16 --load $DIR/a --save $OUT/b --data-path 1 "/x/$AT" --tokenizer-model ~/t
+"#;
+        let read = parse(script);
+        let load = r#"$( cd "$( dirname "${BASH_SOURCE[0]}" )" && pwd )/a"#;
+        for (name, values, as_written) in [
+            ("load", &[load][..], format!("\"{load}\"")),
+            (
+                "save",
+                &["/exp/$(date +%s)/b"],
+                "\"/exp/$(date +%s)/b\"".to_owned(),
+            ),
+            (
+                "data_path",
+                &["1", "/x/`date +%s`"],
+                "\"/x/`date +%s`\"".to_owned(),
+            ),
+            ("tokenizer_model", &["~/t"], "~/t".to_owned()),
+        ] {
+            assert_eq!(read.get(name), Some(&words(values)), "{name}");
+            assert_eq!(written(values[values.len() - 1]), as_written);
+        }
+        assert_eq!(
+            without_unset("/a:$B${C}:${D:-x}$(e)"),
+            "/a:${B:-}${C:-}:${D:-x}$(e)"
+        );
+    }
+
+    #[test]
+    fn golden_which_of_several_commands_flags_are_of_is_said() {
+        let read = parse("torchrun a.py --bf16 \\\n  # --swiglu \\\n  --fp8-format hybrid\n");
+        assert!(read.is_on("bf16") && read.get("fp8_format").is_none());
+        let [note] = &read.notes[..] else {
+            panic!("{:?}", read.notes)
+        };
+        assert!(note.contains("begins with --fp8-format"), "{note}");
+        let read = parse("torchrun a.py --bf16 --lr 1\ntorchrun a.py --bf16 --lr 2\n");
+        assert_eq!(read.get("lr"), Some(&words(&["2"])));
+        assert!(
+            read.notes[0].starts_with("2 commands train"),
+            "{:?}",
+            read.notes
+        );
+        for condition in [
+            "if [ $F = 1 ]; then A=\"--fp8-format hybrid\"; fi",
+            "[[ ${F:-0} == 1 ]] && A=\"--fp8-format hybrid\"",
+            "[ -z \"$F\" ] ||\n A=\"--fp8-format hybrid\"",
+        ] {
+            let read = parse(&format!("{condition}\ntorchrun a.py --bf16 $A\n"));
+            assert!(read.get("fp8_format").is_some(), "{condition}");
+            let expected = "a branch alone makes $A `--fp8-format hybrid`, which counts";
+            assert_eq!(read.notes, [expected], "{condition}");
+        }
+        let read = parse("cd x && A=\"--bf16\"\ntorchrun a.py --lr 1 $A\n");
+        assert!(read.is_on("bf16") && read.notes.is_empty());
+    }
+
+    #[test]
     fn golden_which_of_several_things_counts_is_said() {
         for (script, said) in [
             (
@@ -1057,7 +1222,7 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
         for script in [
             "--lr 1 --bf16 --lr 1",
             "if [ $X ]; then L=1; else L=1; fi\n--lr $L",
-            "if [ $X ]; then L=1; M=1; else M=2; fi\nmkdir $M\n--lr $L",
+            "L=1\nif [ $X ]; then M=1; else M=2; fi\nmkdir $M\n--lr $L",
             "L=1\nL=2\n--lr $L",
             "if [ $X ]; then L=1; else L=2; fi\nL=4\n--lr $L",
             "L=1\npretrain_gpt.py --lr $L\nif [ $X ]; then L=2; fi",
