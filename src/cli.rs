@@ -134,9 +134,9 @@ pub(crate) struct PlanArgs {
     /// How ranks are numbered, the fastest axis first: tp-cp-ep-dp-pp, tp-cp-ep-pp-dp, or auto, which tries both
     #[arg(long, value_name = "ORDER", default_value = "auto", value_parser = flags::order)]
     pub(crate) rank_order: Auto<Order>,
-    /// How attention reaches the keys of other context-parallel ranks: auto tries all that the stack has
-    #[arg(long, default_value = "p2p", value_parser = flags::one_or_auto(&CpComm::ALL, CpComm::name))]
-    pub(crate) cp_comm_type: Auto<CpComm>,
+    /// How attention reaches the keys of other context-parallel ranks: auto tries all that the stack has [default: p2p, or that of --layout]
+    #[arg(long, value_parser = flags::one_or_auto(&CpComm::ALL, CpComm::name))]
+    pub(crate) cp_comm_type: Option<Auto<CpComm>>,
     /// Of a2a+p2p, the ranks that exchange heads and the ranks of a ring, which together are CP [default: as many exchange
     /// heads as share an NVLink domain and divide them]
     #[arg(long, num_args = 2, value_names = ["RANKS", "RANKS"])]

@@ -650,7 +650,17 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
         )));
     }
     options.order = layout.order.or(args.rank_order.0);
-    options.cp_comm = layout.cp_comm.or(args.cp_comm_type.0);
+    let asked = args.cp_comm_type.as_ref().map(|asked| asked.0);
+    if let (Some(said), Some(Some(other))) = (layout.cp_comm, asked)
+        && said != other
+    {
+        return Err(Failure::Request(anyhow!(
+            "--layout says `cp {}`, and --cp-comm-type {}; give one of them",
+            said.name(),
+            other.name()
+        )));
+    }
+    options.cp_comm = layout.cp_comm.or(asked.unwrap_or(options.cp_comm));
     if let [inside, outside] = args.hierarchical_context_parallel_sizes[..] {
         for size in [inside, outside] {
             if size == 0 {

@@ -678,6 +678,14 @@ fn bad_requests_are_refused_with_what_would_work() {
         2,
         &["--layout", "tp is given twice"],
     );
+    let layout = "CP2 PP8x7 DP8 | EP8 EDP2 | mbs 1 | cp a2a";
+    for other in ["p2p", "allgather"] {
+        refused(
+            &mixtral(&["--layout", layout, "--cp-comm-type", other]),
+            2,
+            &["--layout says `cp a2a`", "--cp-comm-type", other],
+        );
+    }
     refused(
         &mixtral(&["--pipeline-layout", "Et"]),
         2,

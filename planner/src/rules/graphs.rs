@@ -62,6 +62,12 @@ pub(super) fn check(model: &Model, options: &SearchOptions, broken: &mut Vec<Ill
         "mlp in a model whose layers all have experts",
         "`cuda_graph` without it",
     );
+    let is_linear = |layer: &Layer| matches!(layer.mixer, Some(Mixer::Linear(_)));
+    refuse(
+        of(GraphModule::Mamba) && !model.layers.iter().any(is_linear),
+        "mamba in a model without linear mixers",
+        "`cuda_graph` without it",
+    );
     refuse(
         options
             .dispatcher

@@ -46,7 +46,7 @@ pub(super) fn num_kept(options: &SearchOptions) -> usize {
     options.top.max(if may_move(options) { MOVED } else { 1 })
 }
 
-/// What a plan that moves of layers may make the best takes at most, where the best takes so long.
+/// What a plan that another split may make the best takes at most, where the best takes so long.
 pub(super) fn near(best: f64) -> f64 {
     (1.0 + CLOSE_TO_SPLIT) * best
 }
@@ -162,7 +162,11 @@ fn stages(
     split_briefly(asked, (plan, open), (plans, variants), &mut first);
     let was_stopped = is_stopped();
     prove(asked, (plan, open), plans, &mut floor_s);
+    let mut is_other = false;
     for place in 1..plans.len().min(MOVED) {
+        if is_stopped() {
+            break;
+        }
         let is_next =
             plans[place].plan.layout.vpp > 1 && is_within(&plans[place], &plans[0], CLOSE_TO_FIRST);
         let below = (step_s(&plans[0]), Splits::Next);
@@ -170,8 +174,11 @@ fn stages(
         if let Some(found) = found.flatten() {
             plans[place] = found;
             floor_s = put_first(asked, plan, (plans, place), search);
-            prove(asked, (plan, open), plans, &mut floor_s);
+            is_other = true;
         }
+    }
+    if is_other {
+        prove(asked, (plan, open), plans, &mut floor_s);
     }
     let gap = 1.0 - floor_s / step_s(&plans[0]);
     search.gap = if gap < NEAR { 0.0 } else { gap };

@@ -161,7 +161,8 @@ fn limit_gib(cluster: &Cluster, options: &SearchOptions) -> f64 {
 }
 
 /// What a request that nothing satisfies for want of memory needs at least: as it is, with each saver by itself,
-/// with those that leave all numbers as they are together, and with more GPUs until it fits. Savers that the stack
+/// with those that leave all numbers as they are together, where none of these fits with bf16 gradients beside states on the host, and
+/// with more GPUs until it fits. Savers that the stack
 /// refuses are left out. As it is, it needs `as_it_is`.
 pub(super) fn closest(
     asked: &Asked<'_>,
@@ -206,7 +207,7 @@ pub(super) fn closest(
         // Room that is kept free saves nothing.
         savers.extend(found.filter(|found| change != Change::Headroom || found.fits));
     }
-    // Those that leave all numbers as they are, together, and where that does not help one that does not.
+    // Those that leave all numbers as they are together, and at last gradients that do not.
     for together in [
         &[Change::States, Change::Masters, Change::Offload][..],
         &[Change::States, Change::Masters, Change::Fsdp],

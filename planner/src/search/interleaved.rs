@@ -32,6 +32,7 @@ use super::schedules::Simulated;
 use super::shape::{Kind, Question};
 use super::stages::hides;
 use super::unit::{Unit, peak};
+use super::watch::Looks;
 use crate::choice::ScheduleName;
 use crate::memory::Occupancy;
 use crate::partition::stages_of;
@@ -266,6 +267,7 @@ impl<'q> Interleaved<'q> {
         &mut self,
         (below_s, most): (f64, usize),
         paths: Option<&Paths<'_>>,
+        looks: &Looks<'_>,
     ) -> Option<Best> {
         if let Some(limits) = self.limits.take() {
             let sets = self.each_layer.is_none().then_some(&self.sets);
@@ -292,7 +294,8 @@ impl<'q> Interleaved<'q> {
                 [look(Some(node.limits.clone()), next), Looked::default()]
             }
             Next::Probe(sweeps) => {
-                let (limits, added) = self.probed(&node, below_s, most / self.work_of_row());
+                let most = most / self.work_of_row();
+                let (limits, added) = self.probed(&node, (below_s, most), looks);
                 let is_same = limits.as_ref() == Some(&node.limits);
                 let next = match sweeps.checked_sub(1) {
                     Some(sweeps) if sweeps > 0 && !is_same => Next::Probe(sweeps),
@@ -381,7 +384,8 @@ impl<'q> Interleaved<'q> {
         mut next: Next,
         below_s: f64,
     ) -> Looked {
-        let (mut tried, mut added) = (Vec::new(), 0);
+        // A program that is begun with some rows takes as long as some that are added.
+        let (mut tried, mut added) = (Vec::new(), 1 + rows.len() / 4);
         let is_cut_alone = matches!(next, Next::Cut(_));
         let left = || {
             let mut program = Program::new(self.case.layout, &self.classes, &limits, rows)?;

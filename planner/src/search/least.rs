@@ -18,7 +18,7 @@ use crate::stack::ByLayer;
 /// Of how many open splits of the best plan's layout all are tried.
 const SPLITS: usize = 1000;
 /// How much [work](Interleaved::work) is done to find it, where ranks have several stages: up to ten seconds or so on two cores.
-const WORK: usize = 6_000_000;
+const WORK: usize = 7_000_000;
 /// The same where each layer computes again what it may by itself: more of it seldom tells more.
 const BY_LAYER_WORK: usize = 200_000;
 /// The same of another layout, whose splits are to take less than those of the best.
@@ -118,7 +118,7 @@ fn each_way(
 pub(crate) enum Splits {
     /// All that may be its best.
     All,
-    /// The same, of a layout that takes hardly longer than the best, with a tenth of the work.
+    /// The same of ranks with several stages, of a layout that takes hardly longer than the best, with a tenth of the work.
     Next,
     /// For a moment, better ones of ranks with several stages.
     Better,
@@ -197,7 +197,7 @@ impl Open {
             let looked: Vec<(Option<Best>, usize)> = next
                 .map(|splits| {
                     let before = splits.work();
-                    let found = splits.look((below_s, most - done), paths.as_ref());
+                    let found = splits.look((below_s, most - done), paths.as_ref(), looks);
                     (found, splits.work() - before)
                 })
                 .collect();
@@ -298,7 +298,7 @@ pub(crate) fn open_splits(
                     interleaved.extend((!is_more).then_some(splits));
                     return Some(!is_more);
                 }
-                if which == Splits::Better {
+                if which != Splits::All {
                     open.left_s = 0.0;
                     return None;
                 }

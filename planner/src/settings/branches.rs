@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What begins a command that another before it decides on.
+/// What stands for `&&` and `||` at the beginning of the command that follows.
 pub(super) const JOINS: &str = "&&";
 /// How many characters of a value are shown in a note.
 const MOST_SHOWN: usize = 40;
@@ -15,9 +15,12 @@ pub(super) struct Branches {
     depth: usize,
     /// Whether a condition was read that no `then` followed yet.
     asks: bool,
-    /// Whether the command is a test, and whether a test before it decides on it.
+    /// Whether the command is a test.
     tests: bool,
+    /// Whether a test before it decides on it.
     is_decided: bool,
+    /// Braces inside of which it stands that a test decides on.
+    braces: usize,
     /// By variable, what branches decide of it, and of what it was made of.
     doubts: BTreeMap<String, Doubts>,
     /// Variables that the command has read.
@@ -62,9 +65,15 @@ impl Branches {
             [Some("if"), ..] => self.asks = true,
             [Some("case"), _, Some("in")] => self.depth += 1,
             [Some("fi" | "esac"), ..] => self.depth = self.depth.saturating_sub(1),
+            [Some("}"), ..] if self.braces > 0 => {
+                (self.braces, self.depth) = (self.braces - 1, self.depth.saturating_sub(1));
+            }
             _ => {}
         }
-        self.is_decided = self.tests && begun.contains(&Some(JOINS));
+        self.is_decided = (self.tests || self.is_decided) && begun.contains(&Some(JOINS));
+        if self.is_decided && begun.contains(&Some("{")) {
+            (self.braces, self.depth) = (self.braces + 1, self.depth + 1);
+        }
         self.tests = matches!(words[0], Some("[" | "[[" | "test"));
         self.read.borrow_mut().clear();
     }
@@ -115,7 +124,11 @@ impl Branches {
     }
 
     /// Something says flags in doubt.
-    pub(super) fn say(&mut self, doubts: Doubts) {
+    pub(super) fn say(&mut self, mut doubts: Doubts) {
+        // What a branch alone makes of a variable counts where it is said in that branch.
+        doubts.retain(|_, doubt| {
+            self.depth == 0 || doubt.values.len() != 1 || !doubt.added.is_empty()
+        });
         self.said.extend(doubts);
     }
 

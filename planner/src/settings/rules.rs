@@ -400,16 +400,28 @@ impl<'a> Rules<'a> {
             "--recompute-granularity selective with other modules",
         );
         let stages = [
-            "pipeline_model_parallel_layout",
             "num_virtual_stages_per_pipeline_rank",
             "num_layers_per_virtual_pipeline_stage",
         ];
-        let interleaves = stages.into_iter().any(|name| self.there(name));
+        let counted = stages.into_iter().any(|name| self.there(name));
+        let interleaves = counted || self.there("pipeline_model_parallel_layout");
         let pipeline = self.number("pipeline_model_parallel_size", 1);
         self.rule(
             combined && pipeline > 1 && !interleaves,
             "--overlap-moe-expert-parallel-comm in a pipeline needs virtual stages",
             "--num-virtual-stages-per-pipeline-rank 2",
+        );
+        self.rule(
+            self.on("overlap_param_gather_with_optimizer_step") && !interleaves,
+            "--overlap-param-gather-with-optimizer-step needs virtual stages",
+            "--num-virtual-stages-per-pipeline-rank 2, or settings without it",
+        );
+        // `forward_backward_pipelining_with_interleaving` (`megatron/core/pipeline_parallel/schedules.py`).
+        let group = self.number("microbatch_group_size_per_virtual_pipeline_stage", pipeline);
+        self.rule(
+            counted && self.number(stages[0], 2) > 1 && group < pipeline,
+            format!("--microbatch-group-size-per-virtual-pipeline-stage {group} is below --pipeline-model-parallel-size {pipeline}"),
+            format!("--microbatch-group-size-per-virtual-pipeline-stage {pipeline}"),
         );
         self.rule(
             self.on("delay_wgrad_compute") && !combined,
@@ -805,25 +817,6 @@ impl<'a> Rules<'a> {
 
     /// Ways to say how layers are split that exclude each other: `TransformerConfig.__post_init__`.
     fn splits(&mut self) {
-        let has_virtual = [
-            "num_virtual_stages_per_pipeline_rank",
-            "num_layers_per_virtual_pipeline_stage",
-            "pipeline_model_parallel_layout",
-        ]
-        .iter()
-        .any(|name| self.there(name));
-        self.rule(
-            self.on("overlap_param_gather_with_optimizer_step") && !has_virtual,
-            "--overlap-param-gather-with-optimizer-step needs virtual stages",
-            "--num-virtual-stages-per-pipeline-rank 2, or settings without it",
-        );
-        let ranks = self.number("pipeline_model_parallel_size", 1);
-        let group = self.number("microbatch_group_size_per_virtual_pipeline_stage", ranks);
-        self.rule(
-            has_virtual && group < ranks,
-            format!("--microbatch-group-size-per-virtual-pipeline-stage {group} is below --pipeline-model-parallel-size {ranks}"),
-            format!("--microbatch-group-size-per-virtual-pipeline-stage {ranks}"),
-        );
         let there = |names: [&'static str; 2]| {
             let both = names.into_iter().filter(|name| self.there(name));
             let flags: Vec<String> = both.map(flag).collect();

@@ -291,8 +291,8 @@ impl Script {
                 .iter()
                 .flat_map(|name| self.variables[name].clone())
                 .flat_map(|words| {
-                    words
-                        .split_whitespace()
+                    split(&words)
+                        .into_iter()
                         .map(str::to_owned)
                         .collect::<Vec<_>>()
                 })
@@ -550,10 +550,14 @@ fn joined(commands: Vec<(bool, Settings)>) -> Settings {
             continue;
         }
         if trains > 0 && !runs {
-            let first = command.flags.first();
+            // A pattern of a script that reads flags itself says no more than one.
+            let first = command
+                .flags
+                .first()
+                .filter(|first| command.flags.len() > 1 || matches!(first.value, Value::Words(_)));
             all.notes.extend(first.map(|first| {
                 let first = flag(&first.name);
-                format!("a line that begins with {first} is no part of the command before it, which a comment or a blank line ends: it is left out")
+                format!("a line of flags alone, {first} first, is left out: it is of no command, as behind a comment or a blank line")
             }));
             continue;
         }
@@ -601,7 +605,7 @@ fn assignment(word: &Word) -> Option<(String, bool, Word)> {
     Some((name.to_owned(), added, Word { parts }))
 }
 
-/// The words of a text, of which those of a command whose output stands there (`$(..)` or in backticks) are one.
+/// The words of a text, of which those of a command whose output stands there (`$(..)`) are one.
 fn split(text: &str) -> Vec<&str> {
     let mut words = Vec::new();
     let (mut begins, mut at) = (None, 0);
@@ -618,12 +622,9 @@ fn split(text: &str) -> Vec<&str> {
     words
 }
 
-/// The command at the beginning of a text whose output stands there: `$(..)`, or one in backticks.
+/// The command at the beginning of a text whose output stands there: `$(..)`.
 fn output(text: &str) -> Option<&str> {
-    let rest = match text.strip_prefix('$') {
-        Some(after) => enclosed(after, ['(', ')'])?.1,
-        None => text.strip_prefix('`')?.split_once('`')?.1,
-    };
+    let (_, rest) = enclosed(text.strip_prefix('$')?, ['(', ')'])?;
     Some(&text[..text.len() - rest.len()])
 }
 
@@ -740,7 +741,13 @@ impl Reader {
         }
         while let Some(found) = self.peek() {
             match found {
-                '\n' if matches!(&words[..], [word] if plain(word) == Some(JOINS)) => self.at += 1,
+                '\n' if self.marks.is_empty()
+                    && matches!(&words[..], [word] if plain(word) == Some(JOINS)) =>
+                {
+                    self.at += 1;
+                }
+                // In a test they join its parts.
+                '&' | '|' if is_in_test(&words) => self.at += 1,
                 '&' | '|' if self.rest.get(self.at + 1) == Some(&found) => {
                     (self.at, self.joins) = (self.at + 2, true);
                     break;
@@ -905,11 +912,12 @@ impl Reader {
         let begins = self.at - 1;
         let mut text = String::new();
         while let Some(found) = self.peek() {
-            if found == '$' && self.rest.get(self.at + 1) == Some(&'(') {
+            // In `$'..'` nothing is filled in.
+            if quote == '"' && found == '$' && self.rest.get(self.at + 1) == Some(&'(') {
                 text.push_str(&self.bracketed('(', ')'));
                 continue;
             }
-            if found == '`' {
+            if quote == '"' && found == '`' {
                 text.push_str(&self.in_backticks());
                 continue;
             }
@@ -931,10 +939,24 @@ impl Reader {
         text
     }
 
-    /// A command in backticks, with them.
+    /// A command in backticks, as `$(..)`.
     fn in_backticks(&mut self) -> String {
+        let begins = self.at;
         self.at += 1;
-        format!("`{}`", self.until('`'))
+        let mut text = String::from("$(");
+        while let Some(found) = self.peek() {
+            self.at += 1;
+            match found {
+                '`' => return text + ")",
+                '\\' if matches!(self.peek(), Some('`' | '\\')) => {
+                    text.extend(self.peek());
+                    self.at += 1;
+                }
+                _ => text.push(found),
+            }
+        }
+        self.unclosed = Some(begins);
+        text
     }
 
     /// `$(..)` or `${..}`, with all that is in it.
@@ -956,6 +978,12 @@ impl Reader {
         }
         text
     }
+}
+
+/// Whether words end inside of `[[ .. ]]`.
+fn is_in_test(words: &[Word]) -> bool {
+    let place = |mark| words.iter().rposition(|word| plain(word) == Some(mark));
+    place("[[") > place("]]")
 }
 
 /// What ends the text that follows a line, where a word says that one does: `<<EOF`, `<<-'EOF'`; empty where the next word does.
@@ -1013,7 +1041,10 @@ pub(super) fn written(word: &str) -> String {
     if let Some(at_home) = word.strip_prefix("~/").filter(|path| !path.is_empty()) {
         return format!("~/{}", written(at_home));
     }
-    // A variable is the shell's to fill in, and so is what a command prints.
+    // A variable is the shell's to fill in, and so is what a command prints, which may be several words.
+    if output(word).is_some_and(|all| all.len() == word.len()) {
+        return word.to_owned();
+    }
     let mut beside = String::new();
     let mut at = 0;
     while let Some(found) = word[at..].chars().next() {
@@ -1146,8 +1177,8 @@ torchrun a.py --bf16 --load $DIR/a --save $OUT/b --data-path 1 "/x/$AT" --tokeni
             ),
             (
                 "data_path",
-                &["1", "/x/`date +%s`"],
-                "\"/x/`date +%s`\"".to_owned(),
+                &["1", "/x/$(date +%s)"],
+                "\"/x/$(date +%s)\"".to_owned(),
             ),
             ("tokenizer_model", &["~/t"], "~/t".to_owned()),
         ] {
@@ -1161,13 +1192,35 @@ torchrun a.py --bf16 --load $DIR/a --save $OUT/b --data-path 1 "/x/$AT" --tokeni
     }
 
     #[test]
+    fn golden_backticks_in_quotes_that_keep_them_are_text() {
+        for (said, value) in [
+            (r"'use `touch x` now'", "use `touch x` now"),
+            (r#""a\`id\`""#, "a`id`"),
+            (r"$'it`s'", "it`s"),
+        ] {
+            let read = parse(&format!("torchrun a.py --bf16 --save {said}\n"));
+            assert_eq!(read.get("save"), Some(&words(&[value])), "{said}");
+            assert_eq!(written(value), format!("'{value}'"));
+        }
+        let held = parse("A=\"--bf16 --load $( cd x && pwd )/a --data-path `cat y`\"\n");
+        assert_eq!(held.get("load"), Some(&words(&["$( cd x && pwd )/a"])));
+        assert_eq!(held.get("data_path"), Some(&words(&["$(cat y)"])));
+        assert_eq!(written("$(cat y)"), "$(cat y)");
+        let read = parse("A=`dirname \\`readlink -f $0\\``\ntorchrun a.py --bf16 --load $A/b\n");
+        assert_eq!(
+            read.get("load"),
+            Some(&words(&["$(dirname `readlink -f $0`)/b"]))
+        );
+    }
+
+    #[test]
     fn golden_which_of_several_commands_flags_are_of_is_said() {
         let read = parse("torchrun a.py --bf16 \\\n  # --swiglu \\\n  --fp8-format hybrid\n");
         assert!(read.is_on("bf16") && read.get("fp8_format").is_none());
         let [note] = &read.notes[..] else {
             panic!("{:?}", read.notes)
         };
-        assert!(note.contains("begins with --fp8-format"), "{note}");
+        assert!(note.contains("--fp8-format first"), "{note}");
         let read = parse("torchrun a.py --bf16 --lr 1\ntorchrun a.py --bf16 --lr 2\n");
         assert_eq!(read.get("lr"), Some(&words(&["2"])));
         assert!(
@@ -1179,14 +1232,22 @@ torchrun a.py --bf16 --load $DIR/a --save $OUT/b --data-path 1 "/x/$AT" --tokeni
             "if [ $F = 1 ]; then A=\"--fp8-format hybrid\"; fi",
             "[[ ${F:-0} == 1 ]] && A=\"--fp8-format hybrid\"",
             "[ -z \"$F\" ] ||\n A=\"--fp8-format hybrid\"",
+            "[[ $F == 1 && $G == 2 ]] && A=\"--fp8-format hybrid\"",
+            "[ $F ] || { B=1; A=\"--fp8-format hybrid\"; }",
         ] {
             let read = parse(&format!("{condition}\ntorchrun a.py --bf16 $A\n"));
             assert!(read.get("fp8_format").is_some(), "{condition}");
             let expected = "a branch alone makes $A `--fp8-format hybrid`, which counts";
             assert_eq!(read.notes, [expected], "{condition}");
         }
-        let read = parse("cd x && A=\"--bf16\"\ntorchrun a.py --lr 1 $A\n");
-        assert!(read.is_on("bf16") && read.notes.is_empty());
+        for script in [
+            "cd x && A=--bf16\ntorchrun a.py --lr 1 $A\n",
+            "if [ $X ]; then A=--bf16; torchrun a.py --lr 1 $A; fi\n",
+            "case $1 in\n --lr|--bf16) shift;;\nesac\ntorchrun a.py --bf16\n",
+        ] {
+            let read = parse(script);
+            assert!(read.is_on("bf16") && read.notes.is_empty(), "{script}");
+        }
     }
 
     #[test]

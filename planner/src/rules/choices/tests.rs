@@ -299,6 +299,7 @@ fn each_rule_of_graphs_has_its_message() {
             ["nothing bounds", "hybridep"],
         ),
         ("cuda_graph mlp", ["all have experts", "without it"]),
+        ("cuda_graph mamba", ["without linear mixers", "without it"]),
         (
             "capacity 1.0 dispatcher alltoall cuda_graph moe_router,moe_preprocess",
             ["left on the host", "padding"],

@@ -7,10 +7,11 @@
 
 use rayon::prelude::*;
 
+use super::super::watch::Looks;
 use super::program::{Limits, Point, Program, Unsolved, WHOLE};
 use super::{Interleaved, Node, own};
 
-/// How many layers more and fewer than a point has are probed.
+/// How many layers more than a point and the best split have, and fewer than the point has, are probed.
 const PROBES: usize = 4;
 /// Rows that a program of a probe is given at most.
 const ROWS: usize = 40;
@@ -29,9 +30,14 @@ struct Probed {
 }
 
 impl Interleaved<'_> {
-    /// Limits of the splits of a node without what none has that takes less than something, with so many rows added to programs at most;
-    /// none where no split is left. And how many were.
-    pub(super) fn probed(&self, node: &Node, below_s: f64, rows: usize) -> (Option<Limits>, usize) {
+    /// Limits of the splits of a node without what none has that takes less than something, with about so many rows added to programs at
+    /// most; none where no split is left. And how many were.
+    pub(super) fn probed(
+        &self,
+        node: &Node,
+        (below_s, rows): (f64, usize),
+        looks: &Looks<'_>,
+    ) -> (Option<Limits>, usize) {
         let layout = self.case.layout;
         let program = Program::new(layout, &self.classes, &node.limits, node.rows.clone());
         let (Ok(program), Some(point)) = (program, &node.point) else {
@@ -48,11 +54,16 @@ impl Interleaved<'_> {
             limits,
         });
         let all: Vec<Probed> = ranks.chain(stages).collect();
-        let rows = ROWS.min(rows / all.len());
+        let of_each = rows / all.len();
         let enough_s = self.enough_s(below_s);
         let probe = |probed: &Probed| {
             let mut added = 0;
-            let mut is_open = |limits, rows| {
+            if looks.look().is_break() {
+                return (probed.limits, added);
+            }
+            let mut is_open = |limits, rows: usize| {
+                let rows = rows.min(of_each.saturating_sub(added));
+                added += 1;
                 let part = program.clone().between(&probed.stages, limits);
                 let is_over = part
                     .and_then(|part| self.takes((part, &node.limits), enough_s, rows, &mut added));
@@ -75,7 +86,7 @@ impl Interleaved<'_> {
             let mut below = (fewest..high).rev().take(PROBES);
             let below = below.find(|layers| !is_open([0, *layers], 0));
             let mut above = (low + 1..=most).take(PROBES);
-            let above = above.find(|layers| !is_open([*layers, u32::MAX], rows));
+            let above = above.find(|layers| !is_open([*layers, u32::MAX], ROWS));
             let limits = [
                 below.map_or(fewest, |below| below + 1),
                 above.map_or(most, |above| above - 1),

@@ -16,10 +16,10 @@ use crate::search::questions::question;
 use crate::search::schedules::Schedules;
 use crate::search::shape::Shapes;
 use crate::search::tests::cuts;
-use crate::search::watch::unwatched;
+use crate::search::watch::{self, Phase};
 use crate::stack::megatron::Declared;
 
-/// How many cases were looked at, of how many some splits had no room, and in
+/// How many cases were looked at, of how many some splits had no room, and in how many stages of equal size were not the best.
 #[derive(Debug, Default)]
 struct Seen {
     cases: usize,
@@ -55,6 +55,11 @@ fn check(
     seen
 }
 
+/// Looks that nothing stops.
+fn unwatched() -> Looks<'static> {
+    Looks::new(&watch::unwatched, Phase::Looking, 1)
+}
+
 const BATCH: Batch = Batch {
     seq_len: 4096,
     global_batch: 64,
@@ -75,9 +80,14 @@ fn each_layout(
     let rules = &Rules::of(&model, options);
     let asked = Asked::new(&model, cluster, 16, options, costs, &Declared);
     let mut question = question(&asked, rules).expect("legal");
-    let found = candidates(std::slice::from_ref(&question), 16, rules, &unwatched);
+    let found = candidates(
+        std::slice::from_ref(&question),
+        16,
+        rules,
+        &watch::unwatched,
+    );
     let layouts = found.expect("unwatched").layouts;
-    let schedules = &Schedules::new(&question, &layouts, &unwatched).expect("unwatched");
+    let schedules = &Schedules::new(&question, &layouts, &watch::unwatched).expect("unwatched");
     let most = layers.len() as u32 + 1;
     let is_cut = |layout: &&Layout| layout.vpp() > 1 && layout.stages() <= most;
     for layout in layouts.iter().filter(is_cut).step_by(every) {
@@ -131,7 +141,7 @@ fn paths<'q>(
     let mut splits = Interleaved::new(of, (None, most), under, (0.0, endless));
     let mut best_s = endless;
     while splits.least_s() < best_s {
-        let found = splits.look((best_s, usize::MAX), None);
+        let found = splits.look((best_s, usize::MAX), None, &unwatched());
         best_s = found.map_or(best_s, |best| best.step_s);
         let paths = splits.paths();
         if paths.is_some() {
@@ -220,17 +230,17 @@ fn check_case(
     ] {
         let (room, under) = ((Some(&room), &most), (simulated(), occupancies));
         let mut splits = Interleaved::new((case, sets), room, under, (0.0, below_s));
-        let mut found = splits.look((below_s, usize::MAX), paths.as_ref());
-        let mut looks = 0;
-        loop {
+        let mut found = splits.look((below_s, usize::MAX), paths.as_ref(), &unwatched());
+        for looks in 0.. {
             below_s = found.as_ref().map_or(below_s, |found| found.step_s);
             splits.close(below_s);
             if splits.least_s() == f64::INFINITY {
                 break;
             }
             is_narrowed |= probes_leave(&splits, below_s, &all);
-            found = splits.look((below_s, usize::MAX), None).or(found);
-            looks += 1;
+            found = splits
+                .look((below_s, usize::MAX), None, &unwatched())
+                .or(found);
             assert!(looks < 20_000, "{layout:?} {schedule:?} {sets:?}");
         }
         let is_best = match (best, &found) {
@@ -259,7 +269,8 @@ fn probes_leave(
     let [node] = &splits.open[..] else {
         return false;
     };
-    let (narrowed, _) = splits.probed(node, below_s, usize::MAX);
+    let holds = |limits: &Limits, stages: &[Vec<u32>]| holds(splits.case.layout, limits, stages);
+    let (narrowed, _) = splits.probed(node, (below_s, usize::MAX), &unwatched());
     for (step_s, _, stages) in all {
         let is_left = || {
             narrowed
@@ -275,9 +286,14 @@ fn probes_leave(
 }
 
 /// Whether a split is within some limits.
-fn holds(limits: &Limits, stages: &[Vec<u32>]) -> bool {
-    let mut each = stages.iter().zip(&limits.stages);
-    each.all(|(stage, [fewest, most])| (*fewest..=*most).contains(&(stage.len() as u32)))
+fn holds(layout: &Layout, limits: &Limits, stages: &[Vec<u32>]) -> bool {
+    let sizes: Vec<u32> = stages.iter().map(|stage| stage.len() as u32).collect();
+    let ranks =
+        (0..limits.ranks.len()).map(|rank| own(layout, rank).map(|stage| sizes[stage]).sum());
+    let ranks: Vec<u32> = ranks.collect();
+    let each = sizes.iter().zip(&limits.stages);
+    let mut each = each.chain(ranks.iter().zip(&limits.ranks));
+    each.all(|(layers, [fewest, most])| (fewest..=most).contains(&layers))
 }
 
 /// Where each layer computes again what it may by itself, the least that is known is no more than any choice takes that has room.
@@ -342,7 +358,7 @@ fn law_no_choice_of_each_layer_takes_less() {
             );
             let mut least_s = 1.01 * best_s;
             while splits.least_s() < least_s {
-                let found = splits.look((least_s, usize::MAX), None);
+                let found = splits.look((least_s, usize::MAX), None, &unwatched());
                 least_s = found.map_or(least_s, |found| found.step_s);
                 splits.close(least_s);
             }
