@@ -17,8 +17,8 @@ use crate::stack::ByLayer;
 
 /// Of how many open splits of the best plan's layout all are tried.
 const SPLITS: usize = 1000;
-/// How much [work](Interleaved::work) is done to find it, where ranks have several stages: up to ten seconds or so on two cores.
-const WORK: usize = 7_000_000;
+/// How much [work](Interleaved::work) is done to find it, where ranks have several stages: up to fifteen seconds or so on two cores.
+const WORK: usize = 10_000_000;
 /// The same where each layer computes again what it may by itself: more of it seldom tells more.
 const BY_LAYER_WORK: usize = 200_000;
 /// The same of another layout, whose splits are to take less than those of the best.
