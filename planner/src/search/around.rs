@@ -27,12 +27,12 @@ const MOVED: usize = 8;
 /// By what share such a plan may take longer than the best where ranks have several stages, whose splits are not exact: moves made
 /// steps up to 2.1 % shorter (Qwen3-30B on 64 H100, two ranks of four stages).
 const CLOSE: f64 = 0.03;
-/// The same of plans for which better splits are looked for: with few microbatches those made steps up to 7.1 % shorter (Qwen3-Next on 72
-/// H100, three ranks of four stages).
-const CLOSE_TO_SPLIT: f64 = 0.08;
 /// The same where ranks have one stage, and splits are the best by what ranks are sure to take: moves made steps 0.7 % shorter
 /// (DeepSeek-V3 on 256), and those of #1 too.
 const CLOSE_OF_ONE_STAGE: f64 = 0.005;
+/// By what share plans of several stages a rank may take longer for which better splits are looked for: with few microbatches those made steps up to 7.1 % shorter (Qwen3-Next on 72
+/// H100, three ranks of four stages).
+const CLOSE_TO_SPLIT: f64 = 0.08;
 /// The same of plans that are looked at once more when the best split of the best is known.
 const CLOSE_TO_FIRST: f64 = 0.01;
 /// How often a layer is moved at most.
@@ -161,7 +161,7 @@ fn stages(
     move_layers(asked, plan, plans, is_whole, &mut first);
     split_briefly(asked, (plan, open), (plans, variants), &mut first);
     let was_stopped = is_stopped();
-    prove(asked, (plan, open), plans, &mut floor_s);
+    floor_s = prove(asked, (plan, open), plans, floor_s);
     let mut is_other = false;
     for place in 1..plans.len().min(MOVED) {
         if is_stopped() {
@@ -178,7 +178,7 @@ fn stages(
         }
     }
     if is_other {
-        prove(asked, (plan, open), plans, &mut floor_s);
+        floor_s = prove(asked, (plan, open), plans, floor_s);
     }
     let gap = 1.0 - floor_s / step_s(&plans[0]);
     search.gap = if gap < NEAR { 0.0 } else { gap };
@@ -186,21 +186,22 @@ fn stages(
     was_stopped
 }
 
-/// Looks for the best split of the best plan, and for what no split of its layout takes less than.
+/// Looks for the best split of the best plan. What no split of its layout takes less than, of which so much is known before.
 fn prove(
     asked: &Asked<'_>,
     (plan, open): (&Search, &SplitsBelow),
     plans: &mut [Priced],
-    floor_s: &mut f64,
-) {
+    floor_s: f64,
+) -> f64 {
     let best_s = step_s(&plans[0]);
-    if *floor_s < best_s {
-        let (found, left_s) = split_below(asked, (plan, open), &plans[0], (best_s, Splits::All));
-        *floor_s = floor_s.max(left_s);
-        if let Some(found) = found {
-            plans[0] = found;
-        }
+    if floor_s >= best_s {
+        return floor_s;
     }
+    let (found, left_s) = split_below(asked, (plan, open), &plans[0], (best_s, Splits::All));
+    if let Some(found) = found {
+        plans[0] = found;
+    }
+    floor_s.max(left_s)
 }
 
 /// Whether moves of layers may make a plan take less than the best.

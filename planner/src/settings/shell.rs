@@ -1228,6 +1228,8 @@ torchrun a.py --bf16 --load $DIR/a --save $OUT/b --data-path 1 "/x/$AT" --tokeni
             "{:?}",
             read.notes
         );
+        let read = parse("if [ $X ]; then L=1; M=1; else M=2; fi\nmkdir $M\n--lr $L");
+        assert_eq!(read.notes, ["a branch alone makes $L `1`, which counts"]);
         for condition in [
             "if [ $F = 1 ]; then A=\"--fp8-format hybrid\"; fi",
             "[[ ${F:-0} == 1 ]] && A=\"--fp8-format hybrid\"",
