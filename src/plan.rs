@@ -11,7 +11,7 @@ use moefold_planner::choice::{Capacity, HostShare, Objective, StackName};
 use moefold_planner::experts;
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::Model;
-use moefold_planner::options::{LeastMemory, PlanError, Routing, SearchOptions};
+use moefold_planner::options::{Effort, LeastMemory, PlanError, Routing, SearchOptions};
 use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, PlannedLayout, ProfileUsed, Request};
 use moefold_planner::search::{self, Asked, Lengths, Progress, SearchResult, Watch};
 use moefold_profiles::directory::{Key, Taken};
@@ -633,7 +633,9 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
         StackName::Megatron
     };
     let mut options = SearchOptions::new(batch, args.stack.unwrap_or(runs_here));
-    options.patient = args.time_limit.is_some();
+    if args.time_limit.is_some() {
+        options.effort = Effort::Patient;
+    }
     // On GPUs every stack trains in bf16 unless told otherwise.
     let on_gpus = (!on_cpu).then_some(Precision::Bf16);
     if let Some(precision) = args.precision.or(on_gpus) {

@@ -24,6 +24,18 @@ pub use routing::{Loads, Routing};
 /// fragmentation at its mean of 5 %, and the measurements behind that reach 9.3 %.
 pub const MEMORY_HEADROOM: f64 = 0.05;
 
+/// How long the best split of the first plan's layers is looked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Effort {
+    /// For a moment.
+    Brief,
+    /// For some seconds, which is enough to know it but of the largest requests.
+    #[default]
+    Usual,
+    /// Until it is known, or the search is stopped.
+    Patient,
+}
+
 /// What a search may vary and what is fixed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchOptions {
@@ -86,9 +98,8 @@ pub struct SearchOptions {
     pub memory_gib: Option<f64>,
     /// Share of each device's memory that every plan leaves free, from 0 to below 1.
     pub memory_headroom: f64,
-    /// Whether the best split of the first plan's layers is looked for until it is known or the search is stopped, and not for so long
-    /// only.
-    pub patient: bool,
+    /// How long the best split of the first plan's layers is looked for.
+    pub effort: Effort,
     /// Whether to look at every layout for a picture of them all, besides what the search needs.
     pub survey: bool,
     /// Points of the front of speed against memory that are looked for behind the fastest plan, at most.
@@ -144,7 +155,7 @@ impl SearchOptions {
             bucket_elements: None,
             routing: None,
             objective: Objective::Throughput,
-            patient: false,
+            effort: Effort::default(),
             top: 5,
             memory_gib: None,
             memory_headroom: MEMORY_HEADROOM,

@@ -13,6 +13,7 @@ use super::stages;
 use super::unit::Unit;
 use super::watch::Looks;
 use crate::choice::ScheduleName;
+use crate::options::Effort;
 use crate::stack::ByLayer;
 
 /// Of how many open splits of the best plan's layout all are tried.
@@ -323,12 +324,12 @@ pub(crate) fn open_splits(
             });
         }
     }
-    let is_patient = questions.iter().any(|question| question.options.patient);
-    let most = |work| match which {
-        Splits::All | Splits::Next if is_patient => usize::MAX,
-        Splits::All => work,
-        Splits::Next => work / 10,
-        Splits::Better => BRIEF_WORK,
+    let effort = questions.iter().map(|question| question.options.effort);
+    let most = |work| match (which, effort.clone().max()) {
+        (Splits::Better, _) | (_, Some(Effort::Brief)) => BRIEF_WORK,
+        (_, Some(Effort::Patient)) => usize::MAX,
+        (Splits::Next, _) => work / 10,
+        (Splits::All, _) => work,
     };
     open.add_best(interleaved, (below_s, most(WORK)), looks);
     // The best of these takes so long at least.

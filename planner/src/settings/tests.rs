@@ -11,7 +11,7 @@ use crate::choice::{
 };
 use crate::layout::Batch;
 use crate::model::{Model, presets};
-use crate::options::SearchOptions;
+use crate::options::{Effort, SearchOptions};
 use crate::plan::Plan;
 use crate::search;
 use crate::stack::megatron::Declared;
@@ -104,6 +104,7 @@ fn plan_drawn(drawn: &Drawn) -> Option<Plan> {
     let mut options = SearchOptions::new(batch, StackName::Megatron);
     options.precision = drawn.precision;
     options.top = 1;
+    options.effort = Effort::Brief;
     options.pins.mbs = Some(1);
     options.pins.tp = Some(if bit(0) { 2 } else { 1 });
     options.pins.cp = Some(if bit(1) && bit(2) { 2 } else { 1 });
