@@ -2,7 +2,7 @@
 //!
 //! A step is as long as the longest path through its work, and any other split takes as long at least as that path does there: a linear
 //! function of how many layers each stage has. Where passes are combined, what they hide of each other's exchanges is taken off by planes
-//! above it ([`hiding`]); where each layer may compute again what it may by itself, only what has to for want of room is added. Paths
+//! above it ([`hiding`]); where each layer may compute again what it may by itself, parts of layers do what has to for want of room. Paths
 //! that are the longest in some split, or in stages of parts of layers, are cuts of a linear program, whose optimum no split beats
 //! (Kelley, The cutting-plane method for solving convex programs, 1960). A rank or a stage with a part of a layer is divided into one
 //! with fewer layers and one with more, until no program takes less than the best split that was simulated.
@@ -18,7 +18,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use moefold_profiles::units::Span;
 use rayon::prelude::*;
 
 use ends::Ends;
@@ -27,11 +26,11 @@ use program::{Classes, Limits, Line, Point, Program, Row, Unsolved, WHOLE};
 
 use super::candidate::{Case, StageSplit, message, own, spans};
 use super::recompute::Sets;
-use super::room::{Most, Of, Room};
+use super::room::{Most, Of, Room, SavedShares};
 use super::schedules::Simulated;
 use super::shape::{Kind, Question};
 use super::stages::hides;
-use super::unit::{Unit, peak};
+use super::unit::peak;
 use super::watch::Looks;
 use crate::choice::ScheduleName;
 use crate::memory::Occupancy;
@@ -50,6 +49,8 @@ const ROUNDS: usize = 15;
 const SWEEPS: usize = 3;
 /// From how many stages layers are moved, and to how many.
 const MOVED: usize = 4;
+/// How often a program of one split is cut, where layers choose.
+const ROWS_OF_SPLIT: usize = 60;
 
 /// Splits that are left to look at, and what is known of them.
 struct Node {
@@ -88,8 +89,8 @@ pub(crate) struct Interleaved<'q> {
     floor_s: f64,
     ends: Ends,
     hiding: Option<Hiding<'q>>,
-    /// Where each layer may compute again what it may by itself.
-    each_layer: Option<EachLayer<'q>>,
+    /// Whether each layer may compute again what it may by itself: seconds of a split are then what it takes at least.
+    by_layer: bool,
     /// Splits that are left, none before they are looked at.
     open: Vec<Node>,
     /// The best split that was simulated.
@@ -102,14 +103,6 @@ pub(crate) struct Interleaved<'q> {
     near: f64,
     /// Rows that were added to programs so far.
     added: usize,
-}
-
-/// What is known where each layer computes again what it may by itself: seconds of a split are then what it takes at least, and nothing
-/// is computed again but for want of room.
-struct EachLayer<'q> {
-    unit: &'q Unit<'q>,
-    /// By rank, seconds of a microbatch that so many layers compute again at least.
-    again: Vec<Vec<[f64; 2]>>,
 }
 
 /// Paths that are the longest near a point, by how many passes they have: what they take under other recompute sets is no less than the
@@ -127,8 +120,6 @@ struct Lines {
     ends: Vec<[Line; 3]>,
     /// Where passes hide exchanges.
     hides: Option<Hides>,
-    /// By rank, seconds of a microbatch that some layers compute again, where each may by itself.
-    again: Vec<Line>,
 }
 
 /// The best split of some.
@@ -165,27 +156,27 @@ impl<'q> Interleaved<'q> {
         )
     }
 
-    /// The same of a unit where each layer may compute again what it may by itself, and what is found takes so long at least.
+    /// The same where each layer may compute again what it may by itself, and what is found takes so long at least.
     pub(crate) fn by_layer(
-        (case, unit): (Case<'q>, &'q Unit<'q>),
+        case: Case<'q>,
         (room, most): (Option<&Room<'_>>, &Most),
         under: (Simulated, &'q [Vec<Occupancy>]),
         within_s: (f64, f64),
     ) -> Self {
+        let occupancies = under.1;
         let nothing = (case, &case.question.choices[0], Of::Any);
-        let mut all = Self::of(nothing, (room, most), under, within_s);
-        let lightest = most.as_lightest(&|_| true);
-        let of_rank = |(rank, &[fewest, most]): (usize, &[u32; 2])| {
-            let again_s = |layers: u32| match &lightest {
-                Some(lightest) => lightest.again_s(rank, layers as usize),
-                None => Some(0.0),
-            };
-            let each = (fewest..=most).map_while(|layers| Some([layers.into(), again_s(layers)?]));
-            each.collect()
+        let mut all = Self::of(nothing, (None, most), under, within_s);
+        let saved = room.map(|room| room.by_layer(&all.classes.kinds, occupancies));
+        let (savers, shares) = saved.unwrap_or_default();
+        let of_rank = |(rank, shares): (usize, Vec<SavedShares>)| {
+            let rows = shares
+                .iter()
+                .map(|of| Row::of_saved_memory(own(case.layout, rank), of));
+            rows.collect()
         };
-        let ranks = all.limits.iter().flat_map(|limits| &limits.ranks);
-        let again = ranks.enumerate().map(of_rank).collect();
-        all.each_layer = Some(EachLayer { unit, again });
+        all.memory = shares.into_iter().enumerate().map(of_rank).collect();
+        all.classes.savers = savers;
+        all.by_layer = true;
         all
     }
 
@@ -215,7 +206,7 @@ impl<'q> Interleaved<'q> {
             near: NEAR.max(3.0 * ROUNDED_S / classes.shortest_s()),
             ends: Ends::default(),
             hiding: None,
-            each_layer: None,
+            by_layer: false,
             classes,
             limits,
             floor_s,
@@ -270,8 +261,7 @@ impl<'q> Interleaved<'q> {
         looks: &Looks<'_>,
     ) -> Option<Best> {
         if let Some(limits) = self.limits.take() {
-            let sets = self.each_layer.is_none().then_some(&self.sets);
-            self.ends = Ends::new(self.case, sets, &limits);
+            self.ends = Ends::new(self.case, &self.sets, &limits);
             let simulator = self.simulated.simulator();
             self.hiding = Hiding::new((self.case, &self.sets), &limits, simulator);
             let rows = paths.map_or_else(Vec::new, |paths| self.along_all(paths, &limits));
@@ -503,20 +493,8 @@ impl<'q> Interleaved<'q> {
         }
         let (case, sets) = (self.case, &self.sets);
         let split = StageSplit::new(case, stages_of(sizes));
-        if let Some(each_layer) = &self.each_layer {
-            let mut times = split.times(case, sets);
-            if StageSplit::hides_reductions(case) {
-                let (ranks, longest) = (0..case.layout.pp() as usize, longest_sets(case));
-                let reduce = ranks.map(|rank| match &longest {
-                    Some(longest) => split.reduced_at_least_s(case, rank, longest),
-                    None => 0.0,
-                });
-                times.reduce = spans(&reduce.collect::<Vec<f64>>());
-                times.reduce.resize(sizes.len(), Span::ZERO);
-            }
-            let step = self.simulated.simulator().run(&times).total;
-            let again_s = each_layer.unit.by_layer_bound_s(case, &split);
-            return Some(step.seconds().0.max(again_s));
+        if self.by_layer {
+            return self.least_of_split_s(sizes);
         }
         let taken = peak(&split.memory(case, sets, self.occupancies));
         let on_host = split.on_host(case, sets, self.occupancies);
@@ -526,6 +504,49 @@ impl<'q> Interleaved<'q> {
             let times = split.times(case, sets);
             self.simulated.simulator().run(&times).total.seconds().0
         })
+    }
+
+    /// Seconds that a split takes at least where each layer computes again what it may by itself: those of a program of parts of layers;
+    /// none where even these have no room.
+    fn least_of_split_s(&self, sizes: &[u32]) -> Option<f64> {
+        let limits = Limits::of(self.case.layout, sizes);
+        let mut program = match Program::new(self.case.layout, &self.classes, &limits, Vec::new()) {
+            Ok(program) => program,
+            Err(unsolved) => return (unsolved == Unsolved::Failed).then_some(0.0),
+        };
+        let mut least_s = 0.0;
+        for _ in 0..ROWS_OF_SPLIT {
+            match self.cut_once(program, &limits, 0.1 * NEAR) {
+                Ok((next, added)) => {
+                    least_s = next.seconds();
+                    program = next;
+                    if added == 0 {
+                        break;
+                    }
+                }
+                Err(Unsolved::NoPoint) => return None,
+                Err(Unsolved::Failed) => break,
+            }
+        }
+        Some(least_s)
+    }
+
+    /// A program with what its point is beyond: rows of memory, and a cut that is above it by more than some share. And how many.
+    fn cut_once(
+        &self,
+        mut program: Program,
+        limits: &Limits,
+        share: f64,
+    ) -> Result<(Program, usize), Unsolved> {
+        let (point, least_s) = (program.point(), program.seconds());
+        let cut = Some(self.cut(limits, &point));
+        let cut = cut.filter(|cut| cut.value(&point) > least_s * (1.0 + share));
+        let mut added = 0;
+        for row in self.full(&point).into_iter().chain(cut) {
+            program = program.with(row)?;
+            added += 1;
+        }
+        Ok((program, added))
     }
 
     /// Two parts of the splits of a node: the rank, or where all have whole layers the stage, whose layers are the farthest from a whole
@@ -601,23 +622,29 @@ impl<'q> Interleaved<'q> {
 
     fn lines(&self, limits: &Limits, point: &Point) -> Lines {
         let hiding = self.hiding.as_ref();
-        let each_layer = self.each_layer.iter();
-        let again = each_layer.flat_map(|each_layer| each_layer.again.iter().enumerate());
-        let again = again.map(|(rank, points)| {
-            let [fewest, most] = limits.ranks[rank].map(f64::from);
-            let points = points.iter().copied();
-            let points = points.filter(|[layers, _]| (fewest..=most).contains(layers));
-            let points: Vec<[f64; 2]> = points.collect();
-            if points.is_empty() {
-                return Line::default();
+        let mut ends = self.ends.lines(self.case, limits, point);
+        if self.hides_again() {
+            for (rank, [_, reduce, _]) in ends.iter_mut().enumerate() {
+                if reduce.at(self.of_rank(point, rank)) <= self.again_s(point, rank) {
+                    *reduce = Line::default();
+                }
             }
-            Line::below(&points, self.of_rank(point, rank))
-        });
-        Lines {
-            ends: self.ends.lines(self.case, limits, point),
-            hides: hiding.map(|hiding| hiding.near(limits, point)),
-            again: again.collect(),
         }
+        Lines {
+            ends,
+            hides: hiding.map(|hiding| hiding.near(limits, point)),
+        }
+    }
+
+    /// Whether reductions are hidden by what layers compute again by themselves: of a microbatch, the last.
+    fn hides_again(&self) -> bool {
+        self.by_layer && StageSplit::hides_reductions(self.case)
+    }
+
+    /// Seconds of a microbatch that layers of a rank compute again by themselves.
+    fn again_s(&self, point: &Point, rank: usize) -> f64 {
+        let stages = own(self.case.layout, rank);
+        stages.map(|stage| self.classes.again_s(point, stage)).sum()
     }
 
     /// Layers of a rank.
@@ -665,11 +692,8 @@ impl<'q> Interleaved<'q> {
         let forward_s = self.seconds(of_classes(0), |end| end.forward_s);
         let again = |stage: usize| {
             let first = point.again.get(stage);
-            let first_s = first.map_or(0.0, |layers| layers * self.classes.again_s);
-            let rank = layout.places().rank_of(stage as u32) as usize;
-            let line = lines.again.get(rank);
-            let all_s = line.map_or(0.0, |line| line.at(self.of_rank(point, rank)).max(0.0));
-            first_s + all_s / f64::from(layout.vpp())
+            let first_s = first.map_or(0.0, |layers| layers * self.classes.first_again_s);
+            first_s + self.classes.again_s(point, stage)
         };
         let backward = of_classes(1);
         let backward_s = self.seconds(
@@ -689,7 +713,13 @@ impl<'q> Interleaved<'q> {
         times.hidden = hides.map(|hides| hides.at(self.case, point));
         for (rank, own) in lines.ends.iter().enumerate() {
             let layers = self.of_rank(point, rank);
-            let own = own.map(|line| line.at(layers).max(0.0));
+            let [gather, reduce, optimizer] = own.map(|line| line.at(layers));
+            let hidden = if self.hides_again() {
+                self.again_s(point, rank)
+            } else {
+                0.0
+            };
+            let own = [gather, reduce - hidden, optimizer].map(|seconds| seconds.max(0.0));
             let [gather, reduce, optimizer] = spans(&own)[..] else {
                 unreachable!("as many as lines")
             };
@@ -732,14 +762,12 @@ impl<'q> Interleaved<'q> {
             constant -= less.at_none;
             slopes = less.slopes.iter().map(|slope| -slope).collect();
         }
-        for (rank, line) in lines.again.iter().enumerate() {
-            // In which of its stages is not known.
-            let passes = own(layout, rank).map(|stage| path.backward[stage]).min();
-            let passes = f64::from(passes.unwrap_or(0));
-            constant += passes * line.at_none;
-            own(layout, rank).for_each(|stage| slopes[stage] += passes * line.slope);
-        }
+        let mut again: Vec<f64> = path.backward.iter().copied().map(f64::from).collect();
         for (rank, of_rank) in lines.ends.iter().enumerate() {
+            let is_hidden = path.reduce[rank] && of_rank[1] != Line::default();
+            if is_hidden && self.hides_again() {
+                own(layout, rank).for_each(|stage| again[stage] -= 1.0);
+            }
             let is_last = path.optimizer as usize == rank;
             let on_path = [path.first_forward[rank], path.reduce[rank], is_last];
             for (line, _) in of_rank.iter().zip(on_path).filter(|(_, on_path)| *on_path) {
@@ -752,9 +780,8 @@ impl<'q> Interleaved<'q> {
             let each = each.map(|of| passes(stage, of.0));
             each.map(|seconds| seconds + slopes[stage]).collect()
         });
-        let again = (0..stages).map(|stage| f64::from(path.backward[stage]) * self.classes.again_s);
-        let (layers, again) = (layers.collect(), again.collect());
-        Row::of_path(path, (layers, again, constant))
+        let layers = layers.collect();
+        Row::of_path(path, &self.classes, (layers, &again, constant))
     }
 }
 

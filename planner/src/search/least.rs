@@ -21,7 +21,7 @@ const SPLITS: usize = 1000;
 /// How much [work](Interleaved::work) is done to find it, where ranks have several stages: up to fifteen seconds or so on two cores.
 const WORK: usize = 10_000_000;
 /// The same where each layer computes again what it may by itself: more of it seldom tells more.
-const BY_LAYER_WORK: usize = 200_000;
+const BY_LAYER_WORK: usize = 2_000_000;
 /// The same of another layout, whose splits are to take less than those of the best.
 const BRIEF_WORK: usize = 24_000;
 /// How many choices of recompute sets are looked at at once.
@@ -282,12 +282,7 @@ pub(crate) fn open_splits(
                         if which == Splits::Better {
                             return None;
                         }
-                        by_layer.push(Interleaved::by_layer(
-                            (case, unit),
-                            room,
-                            schedule,
-                            within_s,
-                        ));
+                        by_layer.push(Interleaved::by_layer(case, room, schedule, within_s));
                         return Some(true);
                     }
                     let splits = Interleaved::new((case, sets), room, schedule, within_s);

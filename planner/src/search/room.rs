@@ -15,7 +15,7 @@ use super::by_set::OfSet;
 use super::candidate::{Case, overhead, own};
 use super::moments::Moment;
 use super::recompute::Sets;
-use super::savers::{AsLightest, KindOfLayer, Savers};
+use super::savers::{AsLightest, KindOfLayer, Savers, best_steps};
 use super::shape::Kind;
 use crate::layout::Layout;
 use crate::memory::Occupancy;
@@ -198,17 +198,98 @@ impl<'a> Room<'a> {
         all
     }
 
+    /// What layers take of each rank at each instant where each may compute again what it may by itself, by classes of kinds that are
+    /// alike but for their memory; and how they take less.
+    pub(crate) fn by_layer(
+        &self,
+        classes: &[Vec<usize>],
+        occupancies: &[Vec<Occupancy>],
+    ) -> (Vec<Saver>, Vec<Vec<SavedShares>>) {
+        let sets = 0..self.case.question.sets.len();
+        let mut savers = Vec::new();
+        let mut each_class = Vec::new();
+        for (class, places) in classes.iter().enumerate() {
+            let kinds = self
+                .kinds
+                .iter()
+                .filter(|(place, ..)| places.contains(place));
+            let kinds = kinds.map(|&(place, state, _)| (&self.case.shape.kinds[place], state));
+            let least = |of: &dyn Fn(&Kind, f64) -> f64| {
+                let each = kinds.clone().map(|(kind, state)| of(kind, state));
+                each.fold(f64::INFINITY, f64::min)
+            };
+            each_class.push(OfClass {
+                state: least(&|_, state| state),
+                saved: least(&|kind, _| saved(&kind.memory[0])),
+                kept: least(&|kind, _| least_of(kind, &kept)),
+            });
+            let ways = kinds.flat_map(|(kind, _)| {
+                let of_set = |set| {
+                    [
+                        kind.again_s(set),
+                        saved(&kind.memory[0]) - saved(&kind.memory[set]),
+                    ]
+                };
+                sets.clone().map(of_set)
+            });
+            let steps = best_steps(ways.collect()).into_iter();
+            savers.extend(steps.map(|[seconds, bytes]| Saver {
+                class,
+                seconds,
+                bytes,
+            }));
+        }
+        let holder = self.case.layout.places();
+        let holder = holder.rank_of(holder.stages() - 1) as usize;
+        let mut all: Vec<Vec<SavedShares>> = Vec::new();
+        self.of_heaviest(Of::Any, |heaviest| {
+            // The last time it is asked of all kinds.
+            let each = occupancies.iter().enumerate();
+            let of_rank = each.map(|(rank, of_rank)| {
+                let mut most: Vec<Vec<f64>> = Vec::new();
+                for at in of_rank {
+                    let moment = Moment::of(at, [rank == 0, rank == holder]);
+                    let free = self.free - heaviest.beside(rank, &moment);
+                    let counts = at.live.iter().chain(&at.kept).copied();
+                    let own: Vec<f64> = [1.0]
+                        .into_iter()
+                        .chain(counts.map(f64::from))
+                        .map(|count| count / free)
+                        .collect();
+                    let covers =
+                        |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(own, other)| own >= other);
+                    if free > 0.0 && !most.iter().any(|known| covers(known, &own)) {
+                        most.retain(|known| !covers(&own, known));
+                        most.push(own);
+                    }
+                }
+                let shares = most.iter().map(|of| {
+                    let (live, kept) = of[1..].split_at(of.len() / 2);
+                    let by_chunk = live.iter().zip(kept).map(|(live, kept)| {
+                        let layers = each_class.iter().map(|class| {
+                            of[0] * class.state + live * class.saved + kept * class.kept
+                        });
+                        let savers = savers.iter().map(|saver| live * saver.bytes);
+                        [layers.collect(), savers.collect()]
+                    });
+                    SavedShares {
+                        by_chunk: by_chunk.collect(),
+                    }
+                });
+                shares.collect()
+            });
+            all = of_rank.collect();
+            true
+        });
+        (savers, all)
+    }
+
     /// Whether something is so of the heaviest kind, of the two heaviest, and so on to all.
     fn of_heaviest(&self, of: Of<'_>, mut is_so: impl FnMut(&Heaviest<'_, '_>) -> bool) -> bool {
         let least = |kind: &Kind, own: &dyn Fn(&OfSet) -> f64| match of {
             Of::Choice(Sets::Every(set)) => own(&kind.memory[*set]),
-            Of::Choice(Sets::Each(_) | Sets::First { .. }) | Of::Any => {
-                let each = kind.memory.distinct().iter().map(own);
-                each.fold(f64::INFINITY, f64::min)
-            }
+            Of::Choice(Sets::Each(_) | Sets::First { .. }) | Of::Any => least_of(kind, own),
         };
-        let saved = |memory: &OfSet| memory.passes().saved.total() as f64;
-        let kept = |memory: &OfSet| memory.passes().kept.total() as f64;
         let saved_behind = |kind: &Kind| match of {
             Of::Choice(Sets::First { .. }) => saved(&kind.memory[0]),
             _ => least(kind, &saved),
@@ -273,6 +354,47 @@ impl<'a> Room<'a> {
         }
         true
     }
+}
+
+/// What a layer saves of a microbatch.
+fn saved(memory: &OfSet) -> f64 {
+    memory.passes().saved.total() as f64
+}
+
+/// What it keeps for gradients of weights.
+fn kept(memory: &OfSet) -> f64 {
+    memory.passes().kept.total() as f64
+}
+
+/// The least of something under all recompute sets.
+fn least_of(kind: &Kind, own: &dyn Fn(&OfSet) -> f64) -> f64 {
+    let each = kind.memory.distinct().iter().map(own);
+    each.fold(f64::INFINITY, f64::min)
+}
+
+/// A way in which layers of a class take less memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Saver {
+    pub(crate) class: usize,
+    /// That a layer computes again of a microbatch.
+    pub(crate) seconds: f64,
+    /// That it lets go of.
+    bytes: f64,
+}
+
+/// What a layer of a class takes at least.
+struct OfClass {
+    state: f64,
+    /// Where nothing is computed again.
+    saved: f64,
+    kept: f64,
+}
+
+/// What layers take of what a rank has for them at an instant: together no more than all of it.
+#[derive(Debug, Clone)]
+pub(crate) struct SavedShares {
+    /// By chunk, what a layer of each class takes, and what each [`Saver`] takes off.
+    pub(crate) by_chunk: Vec<[Vec<f64>; 2]>,
 }
 
 /// What is asked of the heaviest kinds of layers of a room.

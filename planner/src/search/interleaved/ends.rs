@@ -34,8 +34,8 @@ struct End {
 }
 
 impl Ends {
-    /// Of ranks within some limits; under no recompute sets, where each layer computes again what it may by itself.
-    pub(super) fn new(case: Case<'_>, sets: Option<&Sets>, limits: &Limits) -> Self {
+    /// Of ranks within some limits.
+    pub(super) fn new(case: Case<'_>, sets: &Sets, limits: &Limits) -> Self {
         let mut ends = Self {
             known: BTreeMap::new(),
             blocks: blocks(&case.question.kind_of, case.shape.kinds.len()),
@@ -96,7 +96,10 @@ impl Ends {
     ) -> Option<[f64; 3]> {
         let ways = self.ways(case, layers, kinds).into_iter();
         let each = ways.map(|counts| {
-            let end = &self.known[&counts];
+            // Ranks of more layers than were within limits.
+            let Some(end) = self.known.get(&counts) else {
+                return [0.0; 3];
+            };
             if self.blocks.is_none() {
                 return [0.0, 0.0, end.optimizer_s[rank]];
             }
@@ -178,7 +181,7 @@ fn blocks(kind_of: &[usize], kinds: usize) -> Option<Vec<[u32; 2]>> {
 }
 
 impl End {
-    fn new(case: Case<'_>, sets: Option<&Sets>, counts: &Counts) -> Self {
+    fn new(case: Case<'_>, sets: &Sets, counts: &Counts) -> Self {
         let layout = case.layout;
         let pp = layout.pp() as usize;
         let kind_of = &case.question.kind_of;
@@ -194,7 +197,7 @@ impl End {
         let mut stages = vec![Vec::new(); layout.stages() as usize];
         stages[..pp].fill(layers);
         let split = StageSplit::new(case, stages);
-        let times = split.times(case, sets.unwrap_or(&case.question.choices[0]));
+        let times = split.times(case, sets);
         let seconds = |spans: &[Span]| -> Vec<f64> {
             spans[..pp].iter().map(|span| span.seconds().0).collect()
         };
@@ -207,13 +210,13 @@ impl End {
         let longest = || super::longest_sets(case).map(|longest| beside(&longest));
         let reduce_s = match sets {
             _ if !StageSplit::hides_reductions(case) => seconds(&times.reduce),
-            Some(Sets::Every(_)) => seconds(&times.reduce),
-            Some(&Sets::First { layers, set }) if is_one_kind => beside(&Sets::First {
+            Sets::Every(_) => seconds(&times.reduce),
+            &Sets::First { layers, set } if is_one_kind => beside(&Sets::First {
                 layers: layers.saturating_mul(layout.vpp()),
                 set,
             }),
-            Some(&Sets::First { set, .. }) => beside(&Sets::Every(set)),
-            Some(Sets::Each(_)) | None => longest().unwrap_or_else(|| vec![0.0; pp]),
+            &Sets::First { set, .. } => beside(&Sets::Every(set)),
+            Sets::Each(_) => longest().unwrap_or_else(|| vec![0.0; pp]),
         };
         Self {
             reduce_s,

@@ -124,16 +124,11 @@ impl Interleaved<'_> {
                 }
                 before_s = least_s;
             }
-            let point = program.point();
-            let cut = Some(self.cut(limits, &point));
-            let cut = cut.filter(|cut| cut.value(&point) > least_s * (1.0 + CUT_OFF));
-            let more: Vec<_> = self.full(&point).into_iter().chain(cut).collect();
-            if more.is_empty() {
+            let (cut, rows) = self.cut_once(program, limits, CUT_OFF)?;
+            program = cut;
+            *added += rows;
+            if rows == 0 {
                 break;
-            }
-            for row in more {
-                program = program.with(row)?;
-                *added += 1;
             }
         }
         Ok(program.seconds() >= enough_s)

@@ -10,7 +10,7 @@ use microlp::{
 
 use super::super::candidate::{Case, own};
 use super::super::recompute::Sets;
-use super::super::room::{Most, Shares};
+use super::super::room::{Most, SavedShares, Saver, Shares};
 use crate::layout::Layout;
 use crate::simulate::LongestPath;
 
@@ -31,11 +31,13 @@ pub(super) struct Classes {
     /// The class of each layer, in order.
     pub(super) of_layer: Vec<usize>,
     /// By class, its kinds of layers.
-    kinds: Vec<Vec<usize>>,
+    pub(super) kinds: Vec<Vec<usize>>,
+    /// How they take less memory, where each layer may compute again what it may by itself.
+    pub(super) savers: Vec<Saver>,
     /// Layers at the beginning of each stage that compute again, where these do alone.
     pub(super) first: u32,
     /// Seconds that each of those computes again, of different ones the least.
-    pub(super) again_s: f64,
+    pub(super) first_again_s: f64,
     /// Seconds of both passes of any layer at least, whatever they hide.
     least_s: f64,
 }
@@ -56,6 +58,8 @@ pub(super) struct Point {
     pub(super) stages: Vec<f64>,
     /// By stage, that compute again at its beginning; none where none does by itself.
     pub(super) again: Vec<f64>,
+    /// By stage, layers of each saver.
+    pub(super) savers: Vec<Vec<f64>>,
 }
 
 /// A line, by what it is of no layers and of each more.
@@ -75,6 +79,8 @@ struct Linear {
     layers: Vec<Vec<f64>>,
     /// By stage.
     again: Vec<f64>,
+    /// By stage, of each saver.
+    savers: Vec<Vec<f64>>,
     constant: f64,
     /// The path that it is seconds of, which the step takes at least; if none, it is one at most.
     path: Option<Arc<LongestPath>>,
@@ -106,6 +112,8 @@ struct Variables {
     layers: Vec<Vec<Variable>>,
     /// By stage; none where none does by itself.
     again: Vec<Again>,
+    /// By stage, of each saver.
+    savers: Vec<Vec<Variable>>,
 }
 
 /// Layers at the beginning of a stage that compute again.
@@ -123,8 +131,9 @@ impl Classes {
             each: Vec::new(),
             of_layer: Vec::new(),
             kinds: Vec::new(),
+            savers: Vec::new(),
             first: 0,
-            again_s: 0.0,
+            first_again_s: 0.0,
             least_s: f64::INFINITY,
         };
         for (layer, &place) in (0..).zip(&case.question.kind_of) {
@@ -150,7 +159,7 @@ impl Classes {
             let each = case.question.kind_of.iter();
             let each = each.map(|&place| kinds[place].backward_s[set] - kinds[place].backward_s[0]);
             classes.first = layers;
-            classes.again_s = each.fold(f64::INFINITY, f64::min);
+            classes.first_again_s = each.fold(f64::INFINITY, f64::min);
         }
         classes
     }
@@ -161,6 +170,13 @@ impl Classes {
         let each = each.chain([&self.least_s]).copied();
         each.filter(|each| *each > 0.0)
             .fold(f64::INFINITY, f64::min)
+    }
+
+    /// Seconds of a microbatch that layers of a stage compute again by themselves.
+    pub(super) fn again_s(&self, point: &Point, stage: usize) -> f64 {
+        let layers = point.savers.get(stage).into_iter().flatten();
+        let each = self.savers.iter().zip(layers);
+        each.map(|(saver, layers)| saver.seconds * layers).sum()
     }
 
     pub(super) fn layers(&self) -> u32 {
@@ -213,6 +229,18 @@ impl Limits {
             ranks: (0..layout.pp()).map(rank).collect(),
         };
         limits.narrowed(layout, classes)
+    }
+
+    /// Those of one split, by the layers of each stage.
+    pub(super) fn of(layout: &Layout, sizes: &[u32]) -> Self {
+        let of_rank = |rank: u32| {
+            let stages = own(layout, rank as usize);
+            [stages.map(|stage| sizes[stage]).sum(); 2]
+        };
+        Self {
+            stages: sizes.iter().map(|&size| [size; 2]).collect(),
+            ranks: (0..layout.pp()).map(of_rank).collect(),
+        }
     }
 
     /// Whether only one split is within them.
@@ -339,17 +367,20 @@ impl Point {
             } else {
                 Vec::new()
             },
+            savers: Vec::new(),
         }
     }
 
     /// The one between two.
     pub(super) fn between(&self, other: &Self) -> Self {
         let half = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| 0.5 * (a + b)).collect();
-        let layers = self.layers.iter().zip(&other.layers);
+        let halves =
+            |a: &[Vec<f64>], b: &[Vec<f64>]| a.iter().zip(b).map(|(a, b)| half(a, b)).collect();
         Self {
-            layers: layers.map(|(a, b)| half(a, b)).collect(),
+            layers: halves(&self.layers, &other.layers),
             stages: half(&self.stages, &other.stages),
             again: half(&self.again, &other.again),
+            savers: halves(&self.savers, &other.savers),
         }
     }
 
@@ -418,14 +449,21 @@ impl Line {
 }
 
 impl Row {
-    /// A step takes as many seconds as a path at least: of each layer, and of each that computes again.
+    /// A step takes as many seconds as a path at least: of each layer, and of so many passes by stage of what computes again.
     pub(super) fn of_path(
         path: Arc<LongestPath>,
-        (layers, again, constant): (Vec<Vec<f64>>, Vec<f64>, f64),
+        classes: &Classes,
+        (layers, passes, constant): (Vec<Vec<f64>>, &[f64], f64),
     ) -> Self {
+        let again = passes.iter().map(|passes| passes * classes.first_again_s);
+        let of_savers = |passes: &f64| {
+            let each = classes.savers.iter();
+            each.map(|saver| passes * saver.seconds).collect()
+        };
         Self(Arc::new(Linear {
             layers,
-            again,
+            again: again.collect(),
+            savers: passes.iter().map(of_savers).collect(),
             constant,
             path: Some(path),
         }))
@@ -457,6 +495,31 @@ impl Row {
         Self(Arc::new(Linear {
             layers,
             again,
+            savers: Vec::new(),
+            constant: 0.0,
+            path: None,
+        }))
+    }
+
+    /// The same where each layer may compute again what it may by itself.
+    pub(super) fn of_saved_memory(
+        stages: impl Iterator<Item = usize>,
+        shares: &SavedShares,
+    ) -> Self {
+        let mut parts = [Vec::new(), Vec::new()];
+        for (stage, of) in stages.zip(&shares.by_chunk) {
+            for (part, own) in parts.iter_mut().zip(of) {
+                part.resize(stage, Vec::new());
+                part.push(own.clone());
+            }
+        }
+        let [layers, mut savers] = parts;
+        let each = savers.iter_mut().flatten();
+        each.for_each(|share| *share = -*share);
+        Self(Arc::new(Linear {
+            layers,
+            again: Vec::new(),
+            savers,
             constant: 0.0,
             path: None,
         }))
@@ -471,13 +534,13 @@ impl Row {
         let Linear {
             layers,
             again,
+            savers,
             constant,
             ..
         } = &*self.0;
-        let each = layers
-            .iter()
-            .zip(&point.layers)
-            .flat_map(|(own, at)| own.iter().zip(at));
+        let both = layers.iter().zip(&point.layers);
+        let both = both.chain(savers.iter().zip(&point.savers));
+        let each = both.flat_map(|(own, at)| own.iter().zip(at));
         let each = each.chain(again.iter().zip(&point.again));
         constant + each.map(|(own, at)| own * at).sum::<f64>()
     }
@@ -487,6 +550,7 @@ impl Row {
         let Linear {
             layers,
             again,
+            savers,
             constant,
             path,
         } = &*self.0;
@@ -504,6 +568,8 @@ impl Row {
             }
             terms.extend(own.iter().zip(of).map(|(own, of)| (*of, own + slope)));
         }
+        let savers = savers.iter().zip(&variables.savers);
+        terms.extend(savers.flat_map(|(own, of)| of.iter().copied().zip(own.iter().copied())));
         if path.is_some() {
             terms.push((variables.step, -1.0));
         } else {
@@ -556,9 +622,12 @@ impl Program {
         } else {
             Vec::new()
         };
+        let of_stage = layers.iter().zip(&within);
+        let savers = of_stage.map(|of| by_savers(&mut problem, &classes.savers, of));
         let variables = Variables {
             num_layers: classes.layers().into(),
             step,
+            savers: savers.collect(),
             layers,
             again,
         };
@@ -617,8 +686,10 @@ impl Program {
             Again::Line(line) => line.at(layers),
             Again::Variable(of) => value(of),
         });
+        let savers = self.variables.savers.iter();
         Point {
             again: again.collect(),
+            savers: savers.map(|of| of.iter().map(value).collect()).collect(),
             layers,
             stages,
         }
@@ -737,4 +808,22 @@ fn first_again(
         Again::Variable(again)
     });
     each.collect()
+}
+
+/// Layers of a stage that each saver makes take less: no more than there are of its class.
+fn by_savers(
+    problem: &mut Problem,
+    savers: &[Saver],
+    (layers, within): (&Vec<Variable>, &Vec<[u32; 2]>),
+) -> Vec<Variable> {
+    let of_saver = |saver: &Saver| {
+        let [fewest, most] = within[saver.class];
+        let own = problem.add_var(0.0, (0.0, most.into()));
+        if fewest < most {
+            let terms = [(own, 1.0), (layers[saver.class], -1.0)];
+            problem.add_constraint(terms, ComparisonOp::Le, 0.0);
+        }
+        own
+    };
+    savers.iter().map(of_saver).collect()
 }

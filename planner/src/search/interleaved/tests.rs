@@ -4,6 +4,7 @@ use moefold_profiles::pricing::Costs;
 use moefold_profiles::random::SplitMix64;
 use moefold_profiles::units::Bytes;
 
+use super::super::unit::Unit;
 use super::*;
 use crate::choice::{Optimizer, ScheduleName, StackName};
 use crate::layout::{Batch, Layout};
@@ -193,7 +194,7 @@ fn check_case(
         (simulated(), occupancies),
     );
     if let Some(limits) = splits.limits.clone() {
-        splits.ends = Ends::new(case, Some(sets), &limits);
+        splits.ends = Ends::new(case, sets, &limits);
         splits.hiding = Hiding::new((case, sets), &limits, splits.simulated.simulator());
         let points = all.iter().map(|(step_s, _, stages)| {
             let sizes: Vec<u32> = stages.iter().map(|stage| stage.len() as u32).collect();
@@ -296,81 +297,131 @@ fn holds(layout: &Layout, limits: &Limits, stages: &[Vec<u32>]) -> bool {
     each.all(|(layers, [fewest, most])| (fewest..=most).contains(&layers))
 }
 
-/// Where each layer computes again what it may by itself, the least that is known is no more than any choice takes that has room.
+/// Where each layer computes again what it may by itself, the least that is known of all splits and of each is no more than any choice takes
+/// that has room.
 #[test]
 fn law_no_choice_of_each_layer_takes_less() {
-    let layers = 7;
-    let options = SearchOptions::new(BATCH, StackName::Moefold);
-    let mut random = SplitMix64::new(41);
-    let (mut full, mut near) = (0, 0);
-    let own = ("mixtral-8x7b", &[0; 7][..]);
-    each_layout(own, &options, 17, |question, layout, schedules| {
-        let shapes = &[Shapes::new(layout)];
-        let unit = &Unit {
-            layout,
-            shapes,
-            schedules,
-            floor: 0.0,
-        };
-        let schedule = question.schedules(layout.pp(), layout.vpp()).next();
-        let Some(schedule) = schedule else {
-            return;
-        };
-        let mut ways = question.choices.clone();
-        for _ in 0..30 {
-            let of_layer = |_| random.below(question.sets.len() as u64) as usize;
-            ways.push(Sets::Each((0..layers).map(of_layer).collect()));
-        }
-        let occupancies = schedules.occupancies(layout, schedule);
-        let ends = [u32::from(layout.stages() <= layers), 0];
-        let mut all: Vec<(f64, Bytes)> = Vec::new();
-        for limit in [None, Some(7), Some(3)] {
-            all.sort_by_key(|(_, peak)| *peak);
-            question.limit = limit.map(|part| all[all.len() * part / 10].1);
-            let shape = shapes[0].held_under(question, schedule, (true, 0));
-            let case = unit.case(question, shape, schedule);
-            let simulated = || schedules.simulated(layout, schedule);
-            if limit.is_none() {
-                for stages in cuts(layers, layout.stages(), ends) {
-                    let split = StageSplit::new(case, stages);
-                    all.extend(ways.iter().map(|sets| {
-                        let times = split.times(case, sets);
-                        let step = simulated().simulator().run(&times).total.seconds().0;
-                        (step, peak(&split.memory(case, sets, occupancies)))
-                    }));
+    for (name, layers, every) in [
+        ("mixtral-8x7b", [0; 7], 17),
+        ("deepseek-v2-lite", [0, 0, 1, 1, 1, 1, 1], 67),
+    ] {
+        let (mut full, mut near) = (0, 0);
+        let options = SearchOptions::new(BATCH, StackName::Moefold);
+        let mut random = SplitMix64::new(41);
+        each_layout(
+            (name, &layers),
+            &options,
+            every,
+            |question, layout, schedules| {
+                for share in each_choice((question, layout, schedules), &mut random) {
+                    full += 1;
+                    near += u32::from(share > 0.93);
                 }
+            },
+        );
+        assert!(full > 10 && near * 2 > full, "{name}: {near} of {full}");
+    }
+}
+
+/// Seconds and bytes of ways to compute again.
+type Ways = Vec<(f64, Bytes)>;
+
+/// Of a layout under less and less memory, what is known as a share of what the best choice takes that was tried.
+fn each_choice(
+    (question, layout, schedules): (&mut Question<'_>, &Layout, &Schedules),
+    random: &mut SplitMix64,
+) -> Vec<f64> {
+    let shapes = &[Shapes::new(layout)];
+    let unit = &Unit {
+        layout,
+        shapes,
+        schedules,
+        floor: 0.0,
+    };
+    let schedule = question.schedules(layout.pp(), layout.vpp()).next();
+    let Some(schedule) = schedule else {
+        return Vec::new();
+    };
+    let layers = question.kind_of.len() as u32;
+    let mut ways = question.choices.clone();
+    for _ in 0..30 {
+        let of_layer = |_| random.below(question.sets.len() as u64) as usize;
+        ways.push(Sets::Each((0..layers).map(of_layer).collect()));
+    }
+    let occupancies = schedules.occupancies(layout, schedule);
+    let ends = [u32::from(layout.stages() <= layers), 0];
+    let mut all: Vec<(Vec<u32>, Ways)> = Vec::new();
+    let mut shares = Vec::new();
+    for limit in [None, Some(7), Some(3), Some(1)] {
+        let peaks = all.iter().flat_map(|(_, ways)| ways);
+        let mut peaks: Vec<Bytes> = peaks.map(|(_, peak)| *peak).collect();
+        peaks.sort_unstable();
+        question.limit = limit.map(|part| peaks[peaks.len() * part / 10]);
+        let shape = shapes[0].held_under(question, schedule, (true, 0));
+        let case = unit.case(question, shape, schedule);
+        let simulated = || schedules.simulated(layout, schedule);
+        let of_sets = |split: &StageSplit, sets: &Sets| {
+            let times = split.times(case, sets);
+            let step = simulated().simulator().run(&times).total.seconds().0;
+            (step, peak(&split.memory(case, sets, occupancies)))
+        };
+        if limit.is_none() {
+            for stages in cuts(layers, layout.stages(), ends) {
+                let sizes = stages.iter().map(|stage| stage.len() as u32).collect();
+                let split = StageSplit::new(case, stages);
+                let each = ways.iter().map(|sets| of_sets(&split, sets));
+                all.push((sizes, each.collect()));
             }
-            let capacity = question.capacity();
-            let fits = all.iter().filter(|(_, peak)| *peak <= capacity);
+        }
+        let capacity = question.capacity();
+        // And the choice of each layer that the search makes.
+        let best = |(sizes, ways): &(Vec<u32>, Ways)| {
+            let split = StageSplit::new(case, stages_of(sizes));
+            let chosen = split.by_layer(case, occupancies);
+            let chosen = chosen.map(|sets| of_sets(&split, &sets));
+            let fits = ways.iter().chain(&chosen);
+            let fits = fits.filter(|(_, peak)| *peak <= capacity);
             let best_s = fits
                 .map(|(step_s, _)| *step_s)
                 .fold(f64::INFINITY, f64::min);
-            let room = unit.room(case, capacity).expect("whole weights");
-            if best_s == f64::INFINITY || !Interleaved::may_look(case) {
-                continue;
-            }
-            let most = room.most(Of::Any);
-            let mut splits = Interleaved::by_layer(
-                (case, unit),
-                (Some(&room), &most),
-                (simulated(), occupancies),
-                (0.0, 1.01 * best_s),
-            );
-            let mut least_s = 1.01 * best_s;
-            while splits.least_s() < least_s {
-                let found = splits.look((least_s, usize::MAX), None, &unwatched());
-                least_s = found.map_or(least_s, |found| found.step_s);
-                splits.close(least_s);
-            }
-            assert!(
-                least_s <= best_s * (1.0 + NEAR),
-                "{layout:?} {limit:?}: {least_s} {best_s}"
-            );
-            full += u32::from(limit.is_some());
-            near += u32::from(limit.is_some() && least_s > 0.9 * best_s);
+            (sizes.clone(), best_s)
+        };
+        let each: Vec<(Vec<u32>, f64)> = all.iter().map(best).collect();
+        let best_s = each.iter().map(|(_, best_s)| *best_s);
+        let best_s = best_s.fold(f64::INFINITY, f64::min);
+        let room = unit.room(case, capacity).expect("whole weights");
+        if best_s == f64::INFINITY || !Interleaved::may_look(case) {
+            continue;
         }
-    });
-    assert!(full > 10 && near * 2 > full, "{near} of {full}");
+        let most = room.most(Of::Any);
+        let mut splits = Interleaved::by_layer(
+            case,
+            (Some(&room), &most),
+            (simulated(), occupancies),
+            (0.0, 1.01 * best_s),
+        );
+        let mut least_s = 1.01 * best_s;
+        while splits.least_s() < least_s {
+            let found = splits.look((least_s, usize::MAX), None, &unwatched());
+            least_s = found.map_or(least_s, |found| found.step_s);
+            splits.close(least_s);
+        }
+        assert!(
+            least_s <= best_s * (1.0 + NEAR),
+            "{layout:?} {limit:?}: {least_s} {best_s}"
+        );
+        for (sizes, best_s) in each.iter().filter(|(_, best_s)| *best_s < f64::INFINITY) {
+            let own_s = splits.least_of_split_s(sizes);
+            assert!(
+                own_s.is_some_and(|own_s| own_s <= best_s * (1.0 + NEAR)),
+                "{layout:?} {limit:?} {sizes:?}: {own_s:?} {best_s}"
+            );
+        }
+        if limit.is_some() {
+            shares.push(least_s / best_s);
+        }
+    }
+    shares
 }
 
 #[test]
