@@ -4,7 +4,8 @@
 //! those so far only those are kept that no other beats in time, in what it keeps and in both peaks: what a
 //! run of layers takes composes ([`Passes::then`]), and never falls where a part of it rises. So it is
 //! with what its chunks take at the instants of the schedule. No choice is lost but where more than [`MOST`] ways
-//! are left, of which some are then let go of; [`super::mix`] bounds what that may cost.
+//! are left, of which some are then let go of. Where a rank has one chunk, all ways that may still be faster than what was found are then
+//! looked at, as long as these are at most [`MANY`]; elsewhere [`super::mix`] bounds what was lost.
 
 use std::collections::BTreeSet;
 
@@ -16,6 +17,8 @@ const MOST: usize = 128;
 
 /// Of ways that take about as long.
 const BEST: usize = 2;
+/// Ways of which none is let go of, where these may be better than what was found.
+const MANY: usize = 1000;
 
 /// A way to run some layers or chunks: one that was found before, and one more choice.
 #[derive(Debug, Clone)]
@@ -74,7 +77,18 @@ fn bytes<B: AsRef<[i64]>>(way: &Way<B>) -> impl Iterator<Item = i64> + Clone {
 }
 
 /// Ways that no other beats, the fastest first, at most [`MOST`] and two.
-pub(crate) fn unbeaten<B: AsRef<[i64]>>(mut ways: Vec<Way<B>>) -> Vec<Way<B>> {
+pub(crate) fn unbeaten<B: AsRef<[i64]>>(ways: Vec<Way<B>>) -> Vec<Way<B>> {
+    let mut kept = all_unbeaten(ways);
+    if kept.len() > MOST {
+        let places = spread(&kept, MOST);
+        let mut place = 0..;
+        kept.retain(|_| place.next().is_some_and(|place| places.contains(&place)));
+    }
+    kept
+}
+
+/// All of them.
+fn all_unbeaten<B: AsRef<[i64]>>(mut ways: Vec<Way<B>>) -> Vec<Way<B>> {
     ways.sort_by(|a, b| {
         let times = a.seconds.total_cmp(&b.seconds);
         times.then_with(|| bytes(a).cmp(bytes(b)))
@@ -92,11 +106,6 @@ pub(crate) fn unbeaten<B: AsRef<[i64]>>(mut ways: Vec<Way<B>>) -> Vec<Way<B>> {
             kept.push(way);
             sums.push(sum);
         }
-    }
-    if kept.len() > MOST {
-        let places = spread(&kept, MOST);
-        let mut place = 0..;
-        kept.retain(|_| place.next().is_some_and(|place| places.contains(&place)));
     }
     kept
 }
@@ -140,6 +149,11 @@ impl<B: AsRef<[i64]>> Row<B> {
 
     /// Takes one of some choices next; `then` has the bytes with it, and none where it is none.
     fn choose<C>(&mut self, choices: &[Way<C>], then: impl Fn(&B, &C) -> Option<B>) {
+        self.0.push(unbeaten(self.ways(choices, then)));
+    }
+
+    /// All ways with one of some choices next.
+    fn ways<C>(&self, choices: &[Way<C>], then: impl Fn(&B, &C) -> Option<B>) -> Vec<Way<B>> {
         let mut ways = Vec::with_capacity(self.last().len() * choices.len());
         for (before, way) in self.last().iter().enumerate() {
             ways.extend(choices.iter().filter_map(|next| {
@@ -151,7 +165,7 @@ impl<B: AsRef<[i64]>> Row<B> {
                 })
             }));
         }
-        self.0.push(unbeaten(ways));
+        ways
     }
 
     /// What was chosen on the way to one of the last.
@@ -172,45 +186,172 @@ impl<B: AsRef<[i64]>> Row<B> {
 
 /// The ways to run a chunk.
 #[derive(Debug)]
-pub(crate) struct Chunk(Row<[i64; 5]>);
+pub(crate) struct Chunk<'l> {
+    row: Row<[i64; 5]>,
+    first: Passes<i64>,
+    layers: Vec<&'l [LayersWay]>,
+    last: Passes<i64>,
+    /// Bytes that it receives and sends.
+    messages: [i64; 2],
+}
 
-impl Chunk {
+impl<'l> Chunk<'l> {
     /// A chunk that begins with `first`, has some layers, each with its unbeaten choices, and ends with `last`.
     /// The messages that it receives and sends are `message` bytes, where they are.
     pub(crate) fn new(
         first: Option<&Passes>,
-        layers: &[&[LayersWay]],
+        layers: Vec<&'l [LayersWay]>,
         last: Option<&Passes>,
         (message, received, sent): (i64, bool, bool),
     ) -> Self {
-        let first = first.map(Passes::totals).unwrap_or_default();
-        let mut row = Row::new(array(first));
-        for choices in layers {
-            let then = |a: &[i64; 5], b: &[i64; 5]| Some(array(passes(*a).then(passes(*b))));
-            row.choose(choices, then);
+        let [first, last] = [first, last].map(|end| end.map(Passes::totals).unwrap_or_default());
+        let mut chunk = Self {
+            row: Row::new(array(first)),
+            first,
+            layers,
+            last,
+            messages: [received, sent].map(|is_there| message * i64::from(is_there)),
+        };
+        for choices in &chunk.layers {
+            chunk.row.choose(choices, |a, b| Some(then(a, b)));
         }
-        let ways = row.0.last_mut().expect("what it begins with");
-        let last = last.map(Passes::totals).unwrap_or_default();
-        let [received, sent] = [received, sent].map(|is_there| message * i64::from(is_there));
-        for way in ways {
-            way.bytes = array(passes(way.bytes).then(last).between(received, sent));
+        let mut ways = chunk.row.0.pop().expect("what it begins with");
+        for way in &mut ways {
+            way.bytes = chunk.ended(&way.bytes);
         }
-        Self(row)
+        chunk.row.0.push(ways);
+        chunk
+    }
+
+    /// Its layers with what the chunk ends with and its messages.
+    fn ended(&self, layers: &[i64; 5]) -> [i64; 5] {
+        let [received, sent] = self.messages;
+        array(passes(*layers).then(self.last).between(received, sent))
+    }
+
+    /// The sets of its layers that take the least time of all that fit a rank of it alone, where that is less than something. None where
+    /// none does, and where there are too many ways to say, that error.
+    fn quicker(
+        &self,
+        occupancies: &[Occupancy],
+        room: &[i64],
+        below_s: f64,
+    ) -> Result<Option<Vec<usize>>, TooMany> {
+        // What all layers may save of a microbatch, whatever runs.
+        let beside = self.ended(&array(self.first))[0];
+        let of_instant = |(at, room): (&Occupancy, &i64)| {
+            let live = i64::from(at.live[0]);
+            room.checked_div(live).map(|most| most - beside)
+        };
+        let may_save = occupancies.iter().zip(room).filter_map(of_instant).min();
+        let may_save = may_save.unwrap_or(i64::MAX);
+        // Of the layers from each on, ways by what they save alone.
+        let mut rest: Vec<Vec<(f64, i64)>> = vec![vec![(0.0, 0)]];
+        for choices in self.layers.iter().rev() {
+            let behind = &rest[rest.len() - 1];
+            let each = choices.iter().flat_map(|way| {
+                let with = move |(seconds, saved): &(f64, i64)| {
+                    (way.seconds + seconds, way.bytes[0] + saved)
+                };
+                behind.iter().map(with)
+            });
+            let mut ways: Vec<(f64, i64)> =
+                each.filter(|(seconds, _)| *seconds < below_s).collect();
+            ways.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+            let mut least = i64::MAX;
+            ways.retain(|(_, saved)| {
+                let is_less = *saved < least;
+                least = least.min(*saved);
+                is_less
+            });
+            if ways.len() > MANY {
+                return Err(TooMany);
+            }
+            rest.push(ways);
+        }
+        rest.pop();
+        let mut row = Row::new(array(self.first));
+        for choices in &self.layers {
+            let rest = rest.pop().expect("one for each layer");
+            let may_win = |way: &LayersWay| {
+                let left = may_save.saturating_sub(way.bytes[0] - self.first.saved);
+                let next = rest.partition_point(|(_, saved)| *saved > left);
+                let least = rest.get(next);
+                least.is_some_and(|(seconds, _)| way.seconds + seconds < below_s)
+            };
+            let mut ways = row.ways(choices, |a, b| Some(then(a, b)));
+            ways.retain(may_win);
+            let ways = all_unbeaten(ways);
+            if ways.len() > MANY {
+                return Err(TooMany);
+            }
+            row.0.push(ways);
+        }
+        let fits = |way: &&LayersWay| {
+            let own = passes(self.ended(&way.bytes));
+            let mut each = occupancies.iter().zip(room);
+            each.all(|(at, room)| taken(&own, 0, at) <= *room)
+        };
+        // They are in order of time.
+        let found = row
+            .last()
+            .iter()
+            .position(|way| way.seconds < below_s && fits(&way));
+        Ok(found.map(|place| row.choices(place)))
     }
 }
 
+/// Ways are too many to look at all.
+#[derive(Debug)]
+struct TooMany;
+
+fn then(a: &[i64; 5], b: &[i64; 5]) -> [i64; 5] {
+    array(passes(*a).then(passes(*b)))
+}
+
+/// Recompute sets of the layers of each chunk of a rank.
+#[derive(Debug)]
+pub(crate) struct Fastest {
+    pub(crate) sets: Vec<Vec<usize>>,
+    /// Whether no others that fit take less time.
+    pub(crate) is_known: bool,
+}
+
 /// The sets of the layers of each chunk of a rank that take the least time of those that fit, if any do:
-/// at each instant, what all chunks take is at most its `room`.
+/// at each instant, what all chunks take is at most its `room`. They are known to where it has one chunk whose ways are not too many.
 pub(crate) fn fastest(
-    chunks: &[impl AsRef<Chunk>],
+    chunks: &[&Chunk<'_>],
     occupancies: &[Occupancy],
     room: &[i64],
-) -> Option<Vec<Vec<usize>>> {
+) -> Option<Fastest> {
+    let (seconds, sets) = fast(chunks, occupancies, room)?;
+    let fast = Fastest {
+        sets,
+        is_known: false,
+    };
+    let [chunk] = chunks else {
+        return Some(fast);
+    };
+    let quicker = chunk.quicker(occupancies, room, seconds);
+    let is_known = quicker.is_ok();
+    let sets = quicker.ok().flatten().map(|sets| vec![sets]);
+    Some(Fastest {
+        sets: sets.unwrap_or(fast.sets),
+        is_known,
+    })
+}
+
+/// Sets of each chunk that take the least time of the ways that are kept, and their seconds.
+fn fast(
+    chunks: &[&Chunk<'_>],
+    occupancies: &[Occupancy],
+    room: &[i64],
+) -> Option<(f64, Vec<Vec<usize>>)> {
     // Instants tell more ways apart than passes do.
     let most = (MOST / chunks.len()).max(8);
     // Of a chunk the ways that are tried, each with its place, and what it takes at each instant.
     let tried = |number: usize| -> Vec<Way<Vec<i64>>> {
-        let ways = AsRef::<Chunk>::as_ref(&chunks[number]).0.last();
+        let ways = chunks[number].row.last();
         let places = spread(ways, most).into_iter();
         let of = |place: usize| {
             let own = passes(ways[place].bytes);
@@ -259,11 +400,11 @@ pub(crate) fn fastest(
             }
         }
     }
-    let (.., [place, choice]) = best?;
+    let (seconds, _, [place, choice]) = best?;
     let mut choices = row.choices(place);
     choices.push(choice);
-    let sets = |(chunk, place): (&_, usize)| AsRef::<Chunk>::as_ref(chunk).0.choices(place);
-    Some(chunks.iter().zip(choices).map(sets).collect())
+    let sets = |(chunk, place): (&&Chunk<'_>, usize)| chunk.row.choices(place);
+    Some((seconds, chunks.iter().zip(choices).map(sets).collect()))
 }
 
 /// The most bytes that a layer, which without any choice takes `seconds` and keeps what `plain` says, lets go of
@@ -389,17 +530,31 @@ mod tests {
                 })
                 .collect();
             let room: Vec<i64> = moments.iter().map(|moment| moment.4).collect();
-            let ways: Vec<std::rc::Rc<Chunk>> = chunks
+            let own: Vec<Vec<Vec<LayersWay>>> = chunks
+                .iter()
+                .map(|layers| layers.iter().map(|choices| unbeaten(choices.clone())).collect())
+                .collect();
+            let ways: Vec<Chunk<'_>> = own
                 .iter()
                 .map(|layers| {
-                    let layers: Vec<Vec<LayersWay>> = layers.iter().map(|choices| unbeaten(choices.clone())).collect();
-                    let layers: Vec<&[LayersWay]> = layers.iter().map(Vec::as_slice).collect();
-                    Chunk::new(None, &layers, None, (0, false, false)).into()
+                    let layers = layers.iter().map(Vec::as_slice).collect();
+                    Chunk::new(None, layers, None, (0, false, false))
                 })
                 .collect();
+            let ways: Vec<&Chunk<'_>> = ways.iter().collect();
             let found = fastest(&ways, &occupancies, &room);
-            let found = found.map(|sets| seconds_of(&chunks, &sets));
-            prop_assert_eq!(found, brute_force(&chunks, &occupancies, &room));
+            let found = found.map(|found| seconds_of(&chunks, &found.sets));
+            let least = brute_force(&chunks, &occupancies, &room);
+            prop_assert_eq!(found, least);
+            // And any that is slower is not kept.
+            if let ([chunk], Some(least)) = (&ways[..], least) {
+                for (below_s, is_there) in [(least, false), (least + 0.5, true), (f64::INFINITY, true)] {
+                    let quicker = chunk.quicker(&occupancies, &room, below_s).expect("few ways");
+                    prop_assert_eq!(quicker.is_some(), is_there);
+                    let of = quicker.map(|sets| seconds_of(&chunks, &[sets]));
+                    prop_assert!(of.is_none_or(|of| of == least));
+                }
+            }
         }
 
         #[test]

@@ -20,7 +20,7 @@ use crate::stack::ByLayer;
 const SPLITS: usize = 1000;
 /// How much [work](Interleaved::work) is done to find it, where ranks have several stages: up to fifteen seconds or so on two cores.
 const WORK: usize = 10_000_000;
-/// The same where each layer computes again what it may by itself: more of it seldom tells more.
+/// The same where each layer computes again what it may by itself.
 const BY_LAYER_WORK: usize = 2_000_000;
 /// The same of another layout, whose splits are to take less than those of the best.
 const BRIEF_WORK: usize = 24_000;
@@ -204,11 +204,14 @@ impl Open {
                 .collect();
             done += looked.iter().map(|(_, work)| work).sum::<usize>();
             let found = looked.into_iter().filter_map(|(found, _)| found);
-            best = found.min_by(least).or(best);
+            if let Some(found) = found.min_by(least) {
+                // What is known where layers choose is less than what the split takes: one before it may take less.
+                self.splits.insert(found.stages.clone());
+                best = Some(found);
+            }
         }
         if let Some(best) = best {
             self.left_s = self.left_s.min(best.step_s);
-            self.splits.insert(best.stages);
         }
     }
 }
@@ -230,7 +233,16 @@ pub(crate) fn least_by_layer_s(
                 let shape = shapes.held_under(question, schedule, (true, index));
                 let case = unit.case(question, shape, schedule);
                 let split = StageSplit::new(case, stages.to_vec());
-                least_s = least_s.min(unit.by_layer_bound_s(case, &split));
+                let occupancies = unit.schedules.occupancies(unit.layout, schedule);
+                let own_s = match split.each_by_itself(case, occupancies) {
+                    Some((sets, true)) => {
+                        let simulated = unit.schedules.simulated(unit.layout, schedule);
+                        let step = simulated.simulator().run(&split.times(case, &sets)).total;
+                        step.seconds().0
+                    }
+                    _ => unit.by_layer_bound_s(case, &split),
+                };
+                least_s = least_s.min(own_s);
             }
         }
     }
@@ -311,7 +323,10 @@ pub(crate) fn open_splits(
                     let split = StageSplit::new(case, cut);
                     let bound_s = unit.by_layer_bound_s(case, &split);
                     if bound_s < below_s {
-                        open.left_s = open.left_s.min(bound_s);
+                        let chosen = split.each_by_itself(case, occupancies);
+                        if chosen.is_none_or(|(_, is_known)| !is_known) {
+                            open.left_s = open.left_s.min(bound_s);
+                        }
                         open.add_splits(Some(vec![split.stages]), || bound_s);
                     }
                 }

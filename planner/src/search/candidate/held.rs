@@ -396,7 +396,7 @@ impl StageSplit {
     pub(crate) fn by_layer(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> Option<Sets> {
         match case.question.by_layer? {
             ByLayer::Block => self.fewest_again(case, occupancies),
-            ByLayer::Each => self.each_by_itself(case, occupancies),
+            ByLayer::Each => self.each_by_itself(case, occupancies).map(|(sets, _)| sets),
         }
     }
 
@@ -429,16 +429,20 @@ impl StageSplit {
             .collect()
     }
 
-    /// A choice for each layer by itself, on every rank whose memory it fits: see [`by_layer`].
-    fn each_by_itself(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> Option<Sets> {
+    /// A choice for each layer by itself, on every rank whose memory it fits, and whether no other takes less time: see [`by_layer`].
+    pub(crate) fn each_by_itself(
+        &self,
+        case: Case<'_>,
+        occupancies: &[Vec<Occupancy>],
+    ) -> Option<(Sets, bool)> {
         let Case {
             question, shape, ..
         } = case;
         // Chunks that are alike are looked at once.
-        let mut known: Vec<(usize, Rc<Chunk>)> = Vec::new();
-        let mut chunk = |stage: usize| -> Rc<Chunk> {
+        let mut known: Vec<(usize, Rc<Chunk<'_>>)> = Vec::new();
+        let mut chunk = |stage: usize| -> Rc<Chunk<'_>> {
             let (received, sent) = (stage > 0, stage + 1 < self.stages.len());
-            let alike = |(known, _): &&(usize, Rc<Chunk>)| {
+            let alike = |(known, _): &&(usize, Rc<Chunk<'_>>)| {
                 let known = *known;
                 let known_ends = (known > 0, known + 1 < self.stages.len());
                 self.runs[known] == self.runs[stage] && known_ends == (received, sent)
@@ -452,24 +456,26 @@ impl StageSplit {
             let first = (!received).then(|| shape.embedding.memory[0].passes());
             let last = (!sent).then(|| shape.head.memory[0].passes());
             let message = (self.message.total(), received, sent);
-            let layers: Vec<_> = layers.collect();
-            let chunk = Rc::new(Chunk::new(first.as_ref(), &layers, last.as_ref(), message));
+            let chunk = Chunk::new(first.as_ref(), layers.collect(), last.as_ref(), message);
+            let chunk = Rc::new(chunk);
             known.push((stage, Rc::clone(&chunk)));
             chunk
         };
-        let mut sets = vec![0; question.kind_of.len()];
+        let (mut sets, mut are_known) = (vec![0; question.kind_of.len()], true);
         for (rank, occupancies) in occupancies.iter().enumerate() {
             let own = own(case.layout, rank);
-            let chunks: Vec<Rc<Chunk>> = own.clone().map(&mut chunk).collect();
+            let chunks: Vec<Rc<Chunk<'_>>> = own.clone().map(&mut chunk).collect();
+            let chunks: Vec<&Chunk<'_>> = chunks.iter().map(Rc::as_ref).collect();
             let rooms = self.rooms(case, rank, occupancies);
             let found = by_layer::fastest(&chunks, occupancies, &rooms)?;
-            for (stage, chosen) in own.zip(found) {
+            are_known &= found.is_known;
+            for (stage, chosen) in own.zip(found.sets) {
                 for (&layer, set) in self.stages[stage].iter().zip(chosen) {
                     sets[layer as usize] = set;
                 }
             }
         }
-        Some(Sets::Each(sets))
+        Some((Sets::Each(sets), are_known))
     }
 
     /// No schedule runs a step in less, whatever each layer recomputes; nothing where it all fits as it is.
