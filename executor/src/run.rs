@@ -299,14 +299,15 @@ impl Counted {
 /// `times` and `peak_by_rank` are by rank, the former then by step. Categories and busy times are the mean of the ranks
 /// that `counted` names together, over the half of the recorded steps after warm-up whose length is nearest to the
 /// median: where time went in a step that something held up says little of the others. They are scaled from their mean
-/// to the median step, which `step_s` is.
+/// to the median step, which `step_s` is. Of several pipeline ranks they are of the one that is asked for, if any: that of which a plan says
+/// the same.
 /// A run no longer than its warm-up is summarized whole.
 pub fn summarize(
     records: &[StepRecord],
     times: &[Vec<StepTime>],
     peak_by_rank: Vec<RankPeak>,
     warmup_steps: u64,
-    counted: Counted,
+    (counted, of): (Counted, Option<u32>),
 ) -> RunSummary {
     let steps = records.len();
     assert!(
@@ -330,7 +331,10 @@ pub fn summarize(
     let lengths = recorded.map(|step| (step, records[step].step_s));
     let usual = nearest_half(lengths.collect(), step_s);
     let mut together: BTreeMap<u32, Vec<&StepTime>> = BTreeMap::new();
-    for (rank, peak) in times.iter().zip(&peak_by_rank) {
+    let is_asked = |peak: &RankPeak| counted == Counted::All || of == Some(peak.pp_rank);
+    let is_any = !peak_by_rank.iter().any(is_asked);
+    let each = times.iter().zip(&peak_by_rank);
+    for (rank, peak) in each.filter(|(_, peak)| is_any || is_asked(peak)) {
         let group = match counted {
             Counted::Rank => peak.rank,
             Counted::Stage => peak.pp_rank,
@@ -550,7 +554,13 @@ mod tests {
             time(3.5, 0.5),
             time(0.5, 0.5),
         ];
-        let summary = summarize(&records, &[idle, busy], peaks(&[0, 0]), 1, Counted::Rank);
+        let summary = summarize(
+            &records,
+            &[idle, busy],
+            peaks(&[0, 0]),
+            1,
+            (Counted::Rank, None),
+        );
         assert_eq!((summary.steps, summary.warmup_steps), (4, 1));
         assert_eq!(summary.step_s, 1.0);
         assert_eq!(summary.tokens_per_s, 512.0);
@@ -565,9 +575,9 @@ mod tests {
         assert!((summary.host_reads["counts_to_host"] - 3.0).abs() < 1e-12);
         // Shorter than its warm-up: everything counts.
         let one = [vec![time(5.0, 4.0)]];
-        let short = summarize(&records[..1], &one, peaks(&[0]), 3, Counted::Rank);
+        let short = summarize(&records[..1], &one, peaks(&[0]), 3, (Counted::Rank, None));
         assert_eq!((short.warmup_steps, short.step_s), (0, 9.0));
-        let none = summarize(&[], &[], Vec::new(), 3, Counted::Rank);
+        let none = summarize(&[], &[], Vec::new(), 3, (Counted::Rank, None));
         assert!(none.final_loss.is_nan());
     }
 
@@ -579,7 +589,7 @@ mod tests {
             ..StepTime::default()
         };
         let times = vec![time(0.5, 0.5), whole, time(1.5, 1.5)];
-        let summary = summarize(&records, &[times], peaks(&[0]), 0, Counted::Stage);
+        let summary = summarize(&records, &[times], peaks(&[0]), 0, (Counted::Stage, None));
         assert_eq!(summary.step_s, 2.0);
         assert!((summary.time_s.get(Category::Attention).0 - 1.0).abs() < 1e-12);
     }
@@ -590,7 +600,7 @@ mod tests {
         let lengths = [1.0, 9.0, 1.0, 0.5, 1.0, 1.0, 9.0, 0.5];
         let records: Vec<StepRecord> = (0..).zip(lengths).map(|(i, s)| record(i, s)).collect();
         let times = lengths.map(|step_s| time(0.5, step_s - 0.5)).to_vec();
-        let summary = summarize(&records, &[times], peaks(&[0]), 0, Counted::Stage);
+        let summary = summarize(&records, &[times], peaks(&[0]), 0, (Counted::Stage, None));
         assert_eq!(summary.step_s, 1.0);
         assert!((summary.time_s.get(Category::Attention).0 - 0.5).abs() < 1e-12);
         assert!((summary.busy_s["all_to_all"] - 0.5).abs() < 1e-12);
@@ -605,7 +615,13 @@ mod tests {
             vec![time]
         };
         let ranks = [waiting(0.375), waiting(-0.125)];
-        let summary = summarize(&[record(0, 1.0)], &ranks, peaks(&[0, 0]), 0, Counted::All);
+        let summary = summarize(
+            &[record(0, 1.0)],
+            &ranks,
+            peaks(&[0, 0]),
+            0,
+            (Counted::All, None),
+        );
         assert!((summary.time_s.get(Category::Waiting).0 - 0.125).abs() < 1e-12);
         assert!((summary.time_s.get(Category::Attention).0 - 0.375).abs() < 1e-12);
         assert!((summary.time_s.total().0 - summary.step_s).abs() < 1e-12);
@@ -628,11 +644,23 @@ mod tests {
             rank(0.375, 0.5),
         ];
         let of = |counted| {
-            let summary = summarize(&[record(0, 1.0)], &ranks, peaks(&[0, 0, 1, 1]), 0, counted);
+            let summary = summarize(
+                &[record(0, 1.0)],
+                &ranks,
+                peaks(&[0, 0, 1, 1]),
+                0,
+                (counted, None),
+            );
             [Category::Attention, Category::Waiting, Category::Bubble]
                 .map(|c| summary.time_s.get(c).0)
         };
         assert_eq!(of(Counted::Stage), [0.6875, 0.0, 0.3125]);
+        let asked = |pp_rank| {
+            let counted = (Counted::Stage, Some(pp_rank));
+            let summary = summarize(&[record(0, 1.0)], &ranks, peaks(&[0, 0, 1, 1]), 0, counted);
+            summary.time_s.get(Category::Attention).0
+        };
+        assert_eq!([0, 1, 2].map(asked), [0.6875, 0.4375, 0.6875]);
         assert_eq!(of(Counted::All), [0.5625, 0.1875, 0.25]);
         assert_eq!(of(Counted::Rank), [0.875, 0.0, 0.125]);
     }
@@ -644,7 +672,13 @@ mod tests {
         over.step = Seconds(1.0);
         over.time.add(Category::Waiting, Seconds(-0.25));
         let ranks = [vec![over.clone()], vec![over]];
-        let summary = summarize(&[record(0, 1.0)], &ranks, peaks(&[0, 0]), 0, Counted::All);
+        let summary = summarize(
+            &[record(0, 1.0)],
+            &ranks,
+            peaks(&[0, 0]),
+            0,
+            (Counted::All, None),
+        );
         assert_eq!(summary.time_s.get(Category::Waiting).0, 0.0);
         assert!((summary.time_s.get(Category::Attention).0 - 0.6).abs() < 1e-12);
         assert!((summary.busy_s["all_to_all"] - 0.8 * 0.5).abs() < 1e-12);
@@ -682,7 +716,7 @@ mod tests {
         };
         let records = [record(0, 1.0), record(1, 1.0)];
         let times = [vec![time(0.5, 0.5); 2]];
-        let summary = summarize(&records, &times, peaks(&[0]), 0, Counted::Rank);
+        let summary = summarize(&records, &times, peaks(&[0]), 0, (Counted::Rank, None));
         let launch = Key::Host(HostCost::Launch);
         let profile = Profile::of("cpu", vec![Sample::of(launch, Taken::Training, vec![1e-6])]);
         run.finish(&trace, &profile, &summary).expect("ends");

@@ -195,7 +195,8 @@ pub fn run_in(
     let device = device.expect("rank 0 is here");
     let queued = options.device.name() == "cuda";
     let counted = Counted::of(queued, options.device.stretch(device.local_ranks));
-    let summary = summarize(&steps, &times, peaks, warmup, counted);
+    let of = plan.predicted.critical_pp_rank;
+    let summary = summarize(&steps, &times, peaks, warmup, (counted, of));
     let step_s = steps.iter().map(|step| (step.step, step.step_s)).collect();
     let samples = training::samples(&sampled, &step_s, warmup, queued);
     Ok(Some(Trained {

@@ -55,6 +55,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
             memory_gib_by_pp_rank: vec![0.0; layout.pp as usize],
             memory_classes_gib_by_pp_rank: Vec::new(),
             time_s: TimeByCategory::default(),
+            critical_pp_rank: None,
             busy_s: BTreeMap::new(),
             calls: BTreeMap::new(),
             confidence: Confidence::default(),

@@ -204,6 +204,9 @@ pub struct Predicted {
     pub memory_classes_gib_by_pp_rank: Vec<ByClass<f64>>,
     /// Exposed seconds of the step by category; sums to `step_s`.
     pub time_s: TimeByCategory,
+    /// The pipeline rank that times, ops and calls are of: the one that ends last; absent in older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub critical_pp_rank: Option<u32>,
     /// Busy seconds a step of the slowest rank by op or collective stem, hidden ones included.
     #[serde(default)]
     pub busy_s: BTreeMap<String, f64>,

@@ -200,8 +200,8 @@ pub struct RunSummary {
     /// device would begin, with waiting for a late peer; of rank threads on one GPU from when all are there.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub hidden_s: BTreeMap<Category, f64>,
-    /// Busy seconds a step of the busiest rank by op or collective stem, hidden ones included: the
-    /// same keys as `predicted.busy_s` of the plan.
+    /// Busy seconds a step by op or collective stem, hidden ones included, of the rank that `time_s` is of, the busiest of the pipeline
+    /// rank that the plan says the same of: the same keys as `predicted.busy_s`.
     pub busy_s: BTreeMap<String, f64>,
     /// How often a step that rank ran each; empty where a file does not say.
     #[serde(default)]

@@ -101,6 +101,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
                 .collect(),
             memory_classes_gib_by_pp_rank: Vec::new(),
             time_s,
+            critical_pp_rank: None,
             busy_s: BTreeMap::new(),
             calls: BTreeMap::new(),
             confidence: Confidence {

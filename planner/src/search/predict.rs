@@ -143,6 +143,7 @@ pub(crate) fn planned(
                 .then(|| on_host.gib()),
             memory_gib_by_pp_rank: memory.iter().map(|rank| rank.total().gib()).collect(),
             memory_classes_gib_by_pp_rank: memory.iter().map(|rank| rank.map(Bytes::gib)).collect(),
+            critical_pp_rank: Some(timeline.critical),
             busy_s: busy
                 .iter()
                 .map(|(stem, busy)| (stem.clone(), busy.seconds()))
