@@ -523,7 +523,13 @@ fn said(words: &[String]) -> Settings {
         } else {
             Value::Words(values)
         };
-        settings.say(&name(own), value);
+        let name = name(own);
+        if own.contains('_') && table::find(&name).is_some() {
+            let flag = flag(&name);
+            let note = format!("--{own} is read as {flag}, which alone Megatron-LM takes");
+            settings.notes.push(note);
+        }
+        settings.say(&name, value);
     }
     settings
 }
@@ -1258,6 +1264,10 @@ torchrun a.py --bf16 --load $DIR/a --save $OUT/b --data-path 1 "/x/$AT" --tokeni
             (
                 "--lr 1 --bf16 --lr 2",
                 "--lr is given twice: of `1` and `2` the last counts",
+            ),
+            (
+                "x.py --num_layers=4 --bf16 --my_own 1",
+                "--num_layers is read as --num-layers, which alone Megatron-LM takes",
             ),
             (
                 "L=1\nif [ \"$X\" = a ]; then L=2; elif [ \"$X\" = b ]; then\nL=3\nfi\n--lr $L",
