@@ -29,7 +29,7 @@ pub const MEMORY_HEADROOM: f64 = 0.05;
 pub enum Effort {
     /// For a moment.
     Brief,
-    /// For some seconds, which is enough to know it but of the largest requests.
+    /// For some seconds: most are known by then.
     #[default]
     Usual,
     /// Until it is known, or the search is stopped.

@@ -78,7 +78,7 @@ fn bytes<B: AsRef<[i64]>>(way: &Way<B>) -> impl Iterator<Item = i64> + Clone {
 
 /// Ways that no other beats, the fastest first, at most [`MOST`] and two.
 pub(crate) fn unbeaten<B: AsRef<[i64]>>(ways: Vec<Way<B>>) -> Vec<Way<B>> {
-    let mut kept = all_unbeaten(ways);
+    let mut kept = first_unbeaten(ways, usize::MAX);
     if kept.len() > MOST {
         let places = spread(&kept, MOST);
         let mut place = 0..;
@@ -87,8 +87,8 @@ pub(crate) fn unbeaten<B: AsRef<[i64]>>(ways: Vec<Way<B>>) -> Vec<Way<B>> {
     kept
 }
 
-/// All of them.
-fn all_unbeaten<B: AsRef<[i64]>>(mut ways: Vec<Way<B>>) -> Vec<Way<B>> {
+/// The fastest that no other beats, so many at most.
+fn first_unbeaten<B: AsRef<[i64]>>(mut ways: Vec<Way<B>>, most: usize) -> Vec<Way<B>> {
     ways.sort_by(|a, b| {
         let times = a.seconds.total_cmp(&b.seconds);
         times.then_with(|| bytes(a).cmp(bytes(b)))
@@ -97,6 +97,9 @@ fn all_unbeaten<B: AsRef<[i64]>>(mut ways: Vec<Way<B>>) -> Vec<Way<B>> {
     // What beats a way has no more bytes in all: most are told apart by that.
     let mut sums: Vec<i128> = Vec::new();
     for way in ways {
+        if kept.len() == most {
+            break;
+        }
         let sum = bytes(&way).map(i128::from).sum();
         // Those before it take no longer.
         let beats = |(before, least): (&Way<B>, &i128)| {
@@ -281,7 +284,7 @@ impl<'l> Chunk<'l> {
             };
             let mut ways = row.ways(choices, |a, b| Some(then(a, b)));
             ways.retain(may_win);
-            let ways = all_unbeaten(ways);
+            let ways = first_unbeaten(ways, MANY + 1);
             if ways.len() > MANY {
                 return Err(TooMany);
             }
@@ -313,7 +316,7 @@ fn then(a: &[i64; 5], b: &[i64; 5]) -> [i64; 5] {
 #[derive(Debug)]
 pub(crate) struct Fastest {
     pub(crate) sets: Vec<Vec<usize>>,
-    /// Whether no others that fit take less time.
+    /// Whether no others that fit have shorter backward passes.
     pub(crate) is_known: bool,
 }
 
@@ -441,6 +444,8 @@ fn taken(passes: &Passes<i64>, chunk: usize, at: &Occupancy) -> i64 {
 mod tests {
     use proptest::prelude::*;
 
+    use moefold_profiles::units::Bytes;
+
     use super::*;
     use crate::runtime::Running;
 
@@ -460,14 +465,19 @@ mod tests {
         }
     }
 
+    /// What all chunks begin and end with, and the messages that they receive and send.
+    type Around = ([Passes; 2], (i64, bool, bool));
+
     /// The least seconds over all choices of whole chunks, and whether any fits.
     fn brute_force(
         chunks: &[Vec<Vec<LayersWay>>],
+        around: &Around,
         occupancies: &[Occupancy],
         room: &[i64],
     ) -> Option<f64> {
-        fn chunk_ways(layers: &[Vec<LayersWay>]) -> Vec<(f64, Passes<i64>)> {
-            let mut all = vec![(0.0, Passes::default())];
+        fn chunk_ways(layers: &[Vec<LayersWay>], around: &Around) -> Vec<(f64, Passes<i64>)> {
+            let ([first, last], (message, received, sent)) = around;
+            let mut all = vec![(0.0, first.totals())];
             for choices in layers {
                 let pairs = all.iter().flat_map(|(seconds, before)| {
                     choices
@@ -476,11 +486,16 @@ mod tests {
                 });
                 all = pairs.collect();
             }
-            all
+            let [received, sent] = [received, sent].map(|is_there| message * i64::from(*is_there));
+            let ended = |passes: Passes<i64>| passes.then(last.totals()).between(received, sent);
+            let each = all
+                .into_iter()
+                .map(|(seconds, passes)| (seconds, ended(passes)));
+            each.collect()
         }
         let mut all = vec![(0.0, vec![0; occupancies.len()])];
         for (number, layers) in chunks.iter().enumerate() {
-            let ways = chunk_ways(layers);
+            let ways = chunk_ways(layers, around);
             let pairs = all.iter().flat_map(|(seconds, sums)| {
                 ways.iter().map(move |(more, passes)| {
                     let each = sums.iter().zip(occupancies);
@@ -507,7 +522,10 @@ mod tests {
             layout in prop::collection::vec(prop::collection::vec(0_usize..2, 0..4), 1..3),
             moments in prop::collection::vec((0_u32..4, 0_u32..4, 0_usize..2, 0_usize..3, 0_i64..60), 1..4),
             left in prop::collection::vec(0_u32..3, 2),
+            ends in (0_u64..9, 0_u64..9, 0_i64..6, any::<bool>(), any::<bool>()),
         ) {
+            let (first, last, message, received, sent) = ends;
+            let around = ([first, last].map(|bytes| Passes::keeping(Bytes(bytes))), (message, received, sent));
             let kinds: Vec<Vec<LayersWay>> = kinds
                 .iter()
                 .map(|kind| kind.iter().enumerate().map(|(set, &numbers)| divided(set, numbers)).collect())
@@ -538,15 +556,16 @@ mod tests {
                 .iter()
                 .map(|layers| {
                     let layers = layers.iter().map(Vec::as_slice).collect();
-                    Chunk::new(None, layers, None, (0, false, false))
+                    let ([first, last], messages) = &around;
+                    Chunk::new(Some(first), layers, Some(last), *messages)
                 })
                 .collect();
             let ways: Vec<&Chunk<'_>> = ways.iter().collect();
             let found = fastest(&ways, &occupancies, &room);
             let found = found.map(|found| seconds_of(&chunks, &found.sets));
-            let least = brute_force(&chunks, &occupancies, &room);
+            let least = brute_force(&chunks, &around, &occupancies, &room);
             prop_assert_eq!(found, least);
-            // And any that is slower is not kept.
+            // A way that is quicker than something is found where there is one.
             if let ([chunk], Some(least)) = (&ways[..], least) {
                 for (below_s, is_there) in [(least, false), (least + 0.5, true), (f64::INFINITY, true)] {
                     let quicker = chunk.quicker(&occupancies, &room, below_s).expect("few ways");

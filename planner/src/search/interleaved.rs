@@ -165,18 +165,19 @@ impl<'q> Interleaved<'q> {
     ) -> Self {
         let occupancies = under.1;
         let nothing = (case, &case.question.choices[0], Of::Any);
-        let mut all = Self::of(nothing, (None, most), under, within_s);
-        let saved = room.map(|room| room.by_layer(&all.classes.kinds, occupancies));
-        let (savers, shares) = saved.unwrap_or_default();
-        let of_rank = |(rank, shares): (usize, Vec<SavedShares>)| {
-            let rows = shares
-                .iter()
-                .map(|of| Row::of_saved_memory(own(case.layout, rank), of));
-            rows.collect()
-        };
-        all.memory = shares.into_iter().enumerate().map(of_rank).collect();
-        all.classes.savers = savers;
+        let mut all = Self::of(nothing, (room, most), under, within_s);
         all.by_layer = true;
+        // Of layers of many kinds, as with recorded routing, a program would have too many variables.
+        if let Some(room) = room.filter(|_| all.classes.kinds.len() <= ends::MOST_KINDS) {
+            let (savers, shares) = room.by_layer(&all.classes.kinds, occupancies);
+            let of_rank = |(rank, shares): (usize, Vec<SavedShares>)| {
+                let own = || own(case.layout, rank);
+                let rows = shares.iter().map(|of| Row::of_saved_memory(own(), of));
+                rows.collect()
+            };
+            all.memory = shares.into_iter().enumerate().map(of_rank).collect();
+            all.classes.savers = savers;
+        }
         all
     }
 
@@ -218,6 +219,11 @@ impl<'q> Interleaved<'q> {
         }
     }
 
+    /// Whether each layer may compute again what it may by itself.
+    pub(crate) fn is_by_layer(&self) -> bool {
+        self.by_layer
+    }
+
     /// The most layers that a stage may have; none where there is no split.
     pub(crate) fn largest(&self) -> Option<u32> {
         let limits = self.limits.as_ref()?;
@@ -240,7 +246,7 @@ impl<'q> Interleaved<'q> {
 
     /// What a row counts that is added to a program: about as long as that takes.
     fn work_of_row(&self) -> usize {
-        32 + self.case.layout.stages() as usize
+        32 + self.case.layout.stages() as usize * (1 + self.classes.savers.len())
     }
 
     /// Seconds that no split takes less than that is left; infinite where none is.
@@ -393,7 +399,8 @@ impl<'q> Interleaved<'q> {
                 if (is_whole || is_cut_alone || cut == 0 || cut == CUTS)
                     && let Some(sizes) = sizes
                 {
-                    let step_s = self.step_s(&sizes);
+                    let (step_s, rows) = self.step_s(&sizes);
+                    added += rows;
                     tried.push((sizes, step_s));
                     let is_reached = |step_s| is_whole && self.enough_s(step_s) <= least_s;
                     if limits.is_single() || step_s.is_some_and(is_reached) {
@@ -431,8 +438,7 @@ impl<'q> Interleaved<'q> {
             // Nothing is known of them but what was before.
             Err(Unsolved::Failed) if limits.is_single() => {
                 let sizes: Vec<u32> = limits.stages.iter().map(|[fewest, _]| *fewest).collect();
-                let step_s = self.step_s(&sizes);
-                tried.push((sizes, step_s));
+                tried.push((sizes.clone(), self.step_s(&sizes).0));
                 return looked(None, tried);
             }
             Err(Unsolved::Failed) => {
@@ -469,15 +475,14 @@ impl<'q> Interleaved<'q> {
                 let mut sizes = sizes.clone();
                 sizes[source] -= 1;
                 sizes[target] += 1;
-                let step_s = self.step_s(&sizes);
-                (sizes, step_s)
+                let (step_s, rows) = self.step_s(&sizes);
+                ((sizes, step_s), rows)
             };
             let of_source = |&source| targets.par_iter().map(move |&target| (source, target));
             let each = sources.par_iter().flat_map(of_source);
-            let all: Vec<(Vec<u32>, Option<f64>)> = each
-                .filter(|(source, target)| source != target)
-                .map(one_moved)
-                .collect();
+            let each = each.filter(|(source, target)| source != target);
+            let (all, rows): (Vec<_>, Vec<usize>) = each.map(one_moved).unzip();
+            looked.added += rows.into_iter().sum::<usize>();
             let each = all.iter().map(|(sizes, step_s)| (sizes, step_s));
             let next = each.filter_map(with_room).min_by(by_seconds);
             best = next.filter(|next| next.1 < step_s);
@@ -486,49 +491,52 @@ impl<'q> Interleaved<'q> {
         looked
     }
 
-    /// Seconds of a split, by the layers of each stage, where it has room; at least, where each layer computes again what it may by itself.
-    fn step_s(&self, sizes: &[u32]) -> Option<f64> {
+    /// Seconds of a split, by the layers of each stage, where it has room; at least, where each layer computes again what it may by itself. And
+    /// how many rows were added to a program for that.
+    fn step_s(&self, sizes: &[u32]) -> (Option<f64>, usize) {
         if let Some(known) = self.seen.get(sizes) {
-            return *known;
+            return (*known, 0);
         }
-        let (case, sets) = (self.case, &self.sets);
-        let split = StageSplit::new(case, stages_of(sizes));
         if self.by_layer {
             return self.least_of_split_s(sizes);
         }
+        let (case, sets) = (self.case, &self.sets);
+        let split = StageSplit::new(case, stages_of(sizes));
         let taken = peak(&split.memory(case, sets, self.occupancies));
         let on_host = split.on_host(case, sets, self.occupancies);
         let has_room =
             taken <= case.question.capacity() && case.question.host_holds(taken, on_host);
-        has_room.then(|| {
+        let step_s = || {
             let times = split.times(case, sets);
             self.simulated.simulator().run(&times).total.seconds().0
-        })
+        };
+        (has_room.then(step_s), 0)
     }
 
     /// Seconds that a split takes at least where each layer computes again what it may by itself: those of a program of parts of layers;
-    /// none where even these have no room.
-    fn least_of_split_s(&self, sizes: &[u32]) -> Option<f64> {
+    /// none where even these have no room. And how many rows it was given.
+    fn least_of_split_s(&self, sizes: &[u32]) -> (Option<f64>, usize) {
         let limits = Limits::of(self.case.layout, sizes);
         let mut program = match Program::new(self.case.layout, &self.classes, &limits, Vec::new()) {
             Ok(program) => program,
-            Err(unsolved) => return (unsolved == Unsolved::Failed).then_some(0.0),
+            Err(unsolved) => return ((unsolved == Unsolved::Failed).then_some(self.floor_s), 1),
         };
-        let mut least_s = 0.0;
+        let (mut least_s, mut rows) = (self.floor_s, 1);
         for _ in 0..ROWS_OF_SPLIT {
             match self.cut_once(program, &limits, 0.1 * NEAR) {
                 Ok((next, added)) => {
-                    least_s = next.seconds();
+                    least_s = least_s.max(next.seconds());
                     program = next;
+                    rows += added;
                     if added == 0 {
                         break;
                     }
                 }
-                Err(Unsolved::NoPoint) => return None,
+                Err(Unsolved::NoPoint) => return (None, rows),
                 Err(Unsolved::Failed) => break,
             }
         }
-        Some(least_s)
+        (Some(least_s), rows)
     }
 
     /// A program with what its point is beyond: rows of memory, and a cut that is above it by more than some share. And how many.
@@ -625,7 +633,8 @@ impl<'q> Interleaved<'q> {
         let mut ends = self.ends.lines(self.case, limits, point);
         if self.hides_again() {
             for (rank, [_, reduce, _]) in ends.iter_mut().enumerate() {
-                if reduce.at(self.of_rank(point, rank)) <= self.again_s(point, rank) {
+                let hidden = self.ends.hides * self.again_s(point, rank);
+                if reduce.at(self.of_rank(point, rank)) <= hidden {
                     *reduce = Line::default();
                 }
             }
@@ -715,7 +724,7 @@ impl<'q> Interleaved<'q> {
             let layers = self.of_rank(point, rank);
             let [gather, reduce, optimizer] = own.map(|line| line.at(layers));
             let hidden = if self.hides_again() {
-                self.again_s(point, rank)
+                self.ends.hides * self.again_s(point, rank)
             } else {
                 0.0
             };
@@ -766,7 +775,7 @@ impl<'q> Interleaved<'q> {
         for (rank, of_rank) in lines.ends.iter().enumerate() {
             let is_hidden = path.reduce[rank] && of_rank[1] != Line::default();
             if is_hidden && self.hides_again() {
-                own(layout, rank).for_each(|stage| again[stage] -= 1.0);
+                own(layout, rank).for_each(|stage| again[stage] -= self.ends.hides);
             }
             let is_last = path.optimizer as usize == rank;
             let on_path = [path.first_forward[rank], path.reduce[rank], is_last];

@@ -20,8 +20,6 @@ use crate::stack::ByLayer;
 const SPLITS: usize = 1000;
 /// How much [work](Interleaved::work) is done to find it, where ranks have several stages: up to fifteen seconds or so on two cores.
 const WORK: usize = 10_000_000;
-/// The same where each layer computes again what it may by itself.
-const BY_LAYER_WORK: usize = 2_000_000;
 /// The same of another layout, whose splits are to take less than those of the best.
 const BRIEF_WORK: usize = 24_000;
 /// How many choices of recompute sets are looked at at once.
@@ -129,8 +127,8 @@ pub(crate) enum Splits {
 #[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) splits: BTreeSet<Vec<Vec<u32>>>,
-    /// Seconds that no other takes less than, nor one of them where each layer computes again what it may by itself: of ways to do so
-    /// some are let go of.
+    /// Seconds that no other takes less than, nor one of them where each layer computes again what it may by itself: not all ways to do so
+    /// are tried.
     pub(crate) left_s: f64,
 }
 
@@ -205,13 +203,15 @@ impl Open {
             done += looked.iter().map(|(_, work)| work).sum::<usize>();
             let found = looked.into_iter().filter_map(|(found, _)| found);
             if let Some(found) = found.min_by(least) {
-                // What is known where layers choose is less than what the split takes: one before it may take less.
-                self.splits.insert(found.stages.clone());
-                best = Some(found);
+                let before = best.replace(found);
+                // Where layers choose its seconds are no more than it takes: one before it may take less.
+                let may_win = before.filter(|_| all.iter().any(Interleaved::is_by_layer));
+                self.splits.extend(may_win.map(|before| before.stages));
             }
         }
         if let Some(best) = best {
             self.left_s = self.left_s.min(best.step_s);
+            self.splits.insert(best.stages);
         }
     }
 }
@@ -233,16 +233,7 @@ pub(crate) fn least_by_layer_s(
                 let shape = shapes.held_under(question, schedule, (true, index));
                 let case = unit.case(question, shape, schedule);
                 let split = StageSplit::new(case, stages.to_vec());
-                let occupancies = unit.schedules.occupancies(unit.layout, schedule);
-                let own_s = match split.each_by_itself(case, occupancies) {
-                    Some((sets, true)) => {
-                        let simulated = unit.schedules.simulated(unit.layout, schedule);
-                        let step = simulated.simulator().run(&split.times(case, &sets)).total;
-                        step.seconds().0
-                    }
-                    _ => unit.by_layer_bound_s(case, &split),
-                };
-                least_s = least_s.min(own_s);
+                least_s = least_s.min(unit.by_layer_bound_s(case, &split));
             }
         }
     }
@@ -323,10 +314,7 @@ pub(crate) fn open_splits(
                     let split = StageSplit::new(case, cut);
                     let bound_s = unit.by_layer_bound_s(case, &split);
                     if bound_s < below_s {
-                        let chosen = split.each_by_itself(case, occupancies);
-                        if chosen.is_none_or(|(_, is_known)| !is_known) {
-                            open.left_s = open.left_s.min(bound_s);
-                        }
+                        open.left_s = open.left_s.min(bound_s);
                         open.add_splits(Some(vec![split.stages]), || bound_s);
                     }
                 }
@@ -335,14 +323,14 @@ pub(crate) fn open_splits(
         }
     }
     let effort = questions.iter().map(|question| question.options.effort);
-    let most = |work| match (which, effort.clone().max()) {
+    let most = match (which, effort.max()) {
         (Splits::Better, _) | (_, Some(Effort::Brief)) => BRIEF_WORK,
         (_, Some(Effort::Patient)) => usize::MAX,
-        (Splits::Next, _) => work / 10,
-        (Splits::All, _) => work,
+        (Splits::Next, _) => WORK / 10,
+        (Splits::All, _) => WORK,
     };
-    open.add_best(interleaved, (below_s, most(WORK)), looks);
+    open.add_best(interleaved, (below_s, most), looks);
     // The best of these takes so long at least.
-    open.add_best(by_layer, (below_s, most(BY_LAYER_WORK)), looks);
+    open.add_best(by_layer, (below_s, most), looks);
     open
 }

@@ -15,7 +15,7 @@ use super::by_set::OfSet;
 use super::candidate::{Case, overhead, own};
 use super::moments::Moment;
 use super::recompute::Sets;
-use super::savers::{AsLightest, KindOfLayer, Savers, best_steps};
+use super::savers::{AsLightest, KindOfLayer, Saver, Savers, best_steps};
 use super::shape::Kind;
 use crate::layout::Layout;
 use crate::memory::Occupancy;
@@ -234,51 +234,22 @@ impl<'a> Room<'a> {
             });
             let steps = best_steps(ways.collect()).into_iter();
             savers.extend(steps.map(|[seconds, bytes]| Saver {
-                class,
+                of: class,
                 seconds,
                 bytes,
             }));
         }
-        let holder = self.case.layout.places();
-        let holder = holder.rank_of(holder.stages() - 1) as usize;
-        let mut all: Vec<Vec<SavedShares>> = Vec::new();
+        let mut all = Vec::new();
         self.of_heaviest(Of::Any, |heaviest| {
-            // The last time it is asked of all kinds.
-            let each = occupancies.iter().enumerate();
-            let of_rank = each.map(|(rank, of_rank)| {
-                let mut most: Vec<Vec<f64>> = Vec::new();
-                for at in of_rank {
-                    let moment = Moment::of(at, [rank == 0, rank == holder]);
-                    let free = self.free - heaviest.beside(rank, &moment);
-                    let counts = at.live.iter().chain(&at.kept).copied();
-                    let own: Vec<f64> = [1.0]
-                        .into_iter()
-                        .chain(counts.map(f64::from))
-                        .map(|count| count / free)
-                        .collect();
-                    let covers =
-                        |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(own, other)| own >= other);
-                    if free > 0.0 && !most.iter().any(|known| covers(known, &own)) {
-                        most.retain(|known| !covers(&own, known));
-                        most.push(own);
-                    }
-                }
-                let shares = most.iter().map(|of| {
-                    let (live, kept) = of[1..].split_at(of.len() / 2);
-                    let by_chunk = live.iter().zip(kept).map(|(live, kept)| {
-                        let layers = each_class.iter().map(|class| {
-                            of[0] * class.state + live * class.saved + kept * class.kept
-                        });
-                        let savers = savers.iter().map(|saver| live * saver.bytes);
-                        [layers.collect(), savers.collect()]
-                    });
-                    SavedShares {
-                        by_chunk: by_chunk.collect(),
-                    }
+            if heaviest.least.layers as usize == self.case.question.kind_of.len() {
+                let each = occupancies.iter().enumerate();
+                let of_rank = each.map(|(rank, of_rank)| {
+                    let instants = heaviest.instants(rank, of_rank).into_iter();
+                    let shares = instants.map(|of| SavedShares::of(&of, &each_class, &savers));
+                    shares.collect()
                 });
-                shares.collect()
-            });
-            all = of_rank.collect();
+                all = of_rank.collect();
+            }
             true
         });
         (savers, all)
@@ -372,16 +343,6 @@ fn least_of(kind: &Kind, own: &dyn Fn(&OfSet) -> f64) -> f64 {
     each.fold(f64::INFINITY, f64::min)
 }
 
-/// A way in which layers of a class take less memory.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Saver {
-    pub(crate) class: usize,
-    /// That a layer computes again of a microbatch.
-    pub(crate) seconds: f64,
-    /// That it lets go of.
-    bytes: f64,
-}
-
 /// What a layer of a class takes at least.
 struct OfClass {
     state: f64,
@@ -409,7 +370,46 @@ struct Heaviest<'r, 'a> {
     lightest: f64,
 }
 
+impl SavedShares {
+    /// At an instant of which is given what one byte is, one that is saved in each chunk, and one that is kept.
+    fn of(instant: &[f64], classes: &[OfClass], savers: &[Saver]) -> Self {
+        let (live, kept) = instant[1..].split_at(instant.len() / 2);
+        let by_chunk = live.iter().zip(kept).map(|(live, kept)| {
+            let of_class =
+                |class: &OfClass| instant[0] * class.state + live * class.saved + kept * class.kept;
+            let layers = classes.iter().map(of_class);
+            let savers = savers.iter().map(|saver| live * saver.bytes);
+            [layers.collect(), savers.collect()]
+        });
+        Self {
+            by_chunk: by_chunk.collect(),
+        }
+    }
+}
+
 impl Heaviest<'_, '_> {
+    /// Instants of a rank at which layers may have the least: each says what share of all that they may take is one byte, one that is saved
+    /// of a microbatch in each chunk, and one that is kept of it.
+    fn instants(&self, rank: usize, occupancies: &[Occupancy]) -> Vec<Vec<f64>> {
+        let places = self.room.case.layout.places();
+        let holder = places.rank_of(places.stages() - 1) as usize;
+        let mut most: Vec<Vec<f64>> = Vec::new();
+        for at in occupancies {
+            let moment = Moment::of(at, [rank == 0, rank == holder]);
+            let free = self.room.free - self.beside(rank, &moment);
+            let counts = [1]
+                .into_iter()
+                .chain(at.live.iter().chain(&at.kept).copied());
+            let own: Vec<f64> = counts.map(|count| f64::from(count) / free).collect();
+            let covers = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(own, other)| own >= other);
+            if free > 0.0 && !most.iter().any(|known| covers(known, &own)) {
+                most.retain(|known| !covers(&own, known));
+                most.push(own);
+            }
+        }
+        most
+    }
+
     /// How many of them all ranks together have no room for.
     fn without_place(&self) -> u64 {
         let mut left = u64::from(self.least.layers);

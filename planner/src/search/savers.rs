@@ -31,12 +31,12 @@ pub(crate) struct KindOfLayer {
 
 /// A part of what a layer saves that it lets go of for some time.
 #[derive(Debug, Clone, Copy)]
-struct Saver {
-    /// Of layer.
-    kind: usize,
+pub(crate) struct Saver {
+    /// The kind of layer, or the class of kinds.
+    pub(crate) of: usize,
     /// Of a microbatch.
-    seconds: f64,
-    bytes: f64,
+    pub(crate) seconds: f64,
+    pub(crate) bytes: f64,
 }
 
 impl Savers {
@@ -50,7 +50,7 @@ impl Savers {
         for (kind, layer) in kinds.iter().enumerate() {
             let steps = best_steps(layer.ways.clone()).into_iter();
             best.extend(steps.map(|[seconds, bytes]| Saver {
-                kind,
+                of: kind,
                 seconds,
                 bytes,
             }));
@@ -84,7 +84,7 @@ impl Savers {
         let saved = kinds().map(|(kind, layer)| count(kind) * layer.saved);
         self.over(rank, [state.sum(), saved.sum()], || {
             let each = self.best.iter();
-            each.map(|saver| [saver.seconds, saver.bytes].map(|of| of * count(saver.kind)))
+            each.map(|saver| [saver.seconds, saver.bytes].map(|of| of * count(saver.of)))
         })
     }
 

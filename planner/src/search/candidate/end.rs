@@ -184,6 +184,27 @@ impl StageSplit {
         free.max(now) - alone
     }
 
+    /// Seconds of reductions of a rank that begin behind all of its last backward passes.
+    pub(super) fn reduced_last_s(&self, case: Case<'_>, rank: usize) -> f64 {
+        if case.question.bucket_elements(case.layout).is_none() {
+            return 0.0;
+        }
+        let buckets = self.weights[rank].of_collectives(several(case.layout));
+        let each = buckets.iter().zip(&self.ends[rank].reduce_s);
+        let last = each.filter(|((units, late), _)| *late || units.start == 0);
+        last.map(|(_, seconds)| seconds).sum()
+    }
+
+    /// By how many seconds at most what shows of [hidden reductions](Self::hides_reductions) gets shorter for each second that the last
+    /// microbatch computes again.
+    ///
+    /// With more to compute in any unit a rank ends no sooner; but a smaller share of it may be bound by multiprocessors, and so less of it slowed,
+    /// by no more than is taken of these.
+    pub(crate) fn hides_at_most(&self) -> f64 {
+        let taken = self.ends.iter().map(|end| end.taken);
+        1.0 + taken.fold(0.0, f64::max)
+    }
+
     /// Whether gradients that rest whole are reduced beside the last backward passes.
     pub(crate) fn hides_reductions(case: Case<'_>) -> bool {
         let question = case.question;

@@ -429,12 +429,13 @@ impl StageSplit {
             .collect()
     }
 
-    /// A choice for each layer by itself, on every rank whose memory it fits, and whether no other takes less time: see [`by_layer`].
-    pub(crate) fn each_by_itself(
+    /// A choice for each layer by itself, on every rank whose memory it fits, and by rank whether no other has shorter backward passes: see
+    /// [`by_layer`].
+    fn each_by_itself(
         &self,
         case: Case<'_>,
         occupancies: &[Vec<Occupancy>],
-    ) -> Option<(Sets, bool)> {
+    ) -> Option<(Sets, Vec<bool>)> {
         let Case {
             question, shape, ..
         } = case;
@@ -461,14 +462,14 @@ impl StageSplit {
             known.push((stage, Rc::clone(&chunk)));
             chunk
         };
-        let (mut sets, mut are_known) = (vec![0; question.kind_of.len()], true);
+        let (mut sets, mut are_known) = (vec![0; question.kind_of.len()], Vec::new());
         for (rank, occupancies) in occupancies.iter().enumerate() {
             let own = own(case.layout, rank);
             let chunks: Vec<Rc<Chunk<'_>>> = own.clone().map(&mut chunk).collect();
             let chunks: Vec<&Chunk<'_>> = chunks.iter().map(Rc::as_ref).collect();
             let rooms = self.rooms(case, rank, occupancies);
             let found = by_layer::fastest(&chunks, occupancies, &rooms)?;
-            are_known &= found.is_known;
+            are_known.push(found.is_known);
             for (stage, chosen) in own.zip(found.sets) {
                 for (&layer, set) in self.stages[stage].iter().zip(chosen) {
                     sets[layer as usize] = set;
@@ -558,9 +559,17 @@ impl StageSplit {
             } else {
                 [Span::ZERO; 2]
             };
-            let reduce: Span = own.map(|stage| times.reduce[stage]).sum();
+            let hidden = if Self::hides_reductions(case) && !case.question.shards_gradients() {
+                let behind = Seconds(self.reduced_last_s(case, rank)).to_span();
+                let less = Seconds(more.seconds().0 * self.hides_at_most()).to_span();
+                let reduce = &mut times.reduce[rank];
+                *reduce = (*reduce - less.min(*reduce)).max(behind.min(*reduce));
+                Span::ZERO
+            } else {
+                own.map(|stage| times.reduce[stage]).sum()
+            };
             times.backward[last] += more - waits[0].min(more);
-            times.last_backward[last] += more - (waits[1] + reduce).min(more);
+            times.last_backward[last] += more - (waits[1] + hidden).min(more);
         }
         times
     }
@@ -597,7 +606,16 @@ impl StageSplit {
     ) -> f64 {
         let (layout, shape) = (case.layout, case.shape);
         let plain = &case.question.choices[0];
+        let chosen = self.each_by_itself(case, occupancies);
         let more_s = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
+            if let Some((Sets::Each(sets), are_known)) = &chosen
+                && are_known[rank]
+            {
+                let layers = own(layout, rank).flat_map(|stage| self.layers(stage));
+                let again =
+                    layers.map(|(layer, kind)| shape.kinds[kind].again_s(sets[layer as usize]));
+                return again.sum::<f64>() * (1.0 - 1e-9);
+            }
             let memory = self.own_memory((layout, shape), rank, plain);
             let mut rooms: Vec<f64> = self
                 .rooms(case, rank, occupancies)

@@ -124,10 +124,10 @@ impl Interleaved<'_> {
                 }
                 before_s = least_s;
             }
-            let (cut, rows) = self.cut_once(program, limits, CUT_OFF)?;
-            program = cut;
-            *added += rows;
-            if rows == 0 {
+            let (next, more) = self.cut_once(program, limits, CUT_OFF)?;
+            program = next;
+            *added += more;
+            if more == 0 {
                 break;
             }
         }

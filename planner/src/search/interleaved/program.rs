@@ -10,7 +10,8 @@ use microlp::{
 
 use super::super::candidate::{Case, own};
 use super::super::recompute::Sets;
-use super::super::room::{Most, SavedShares, Saver, Shares};
+use super::super::room::{Most, SavedShares, Shares};
+use super::super::savers::Saver;
 use crate::layout::Layout;
 use crate::simulate::LongestPath;
 
@@ -380,7 +381,12 @@ impl Point {
             layers: halves(&self.layers, &other.layers),
             stages: half(&self.stages, &other.stages),
             again: half(&self.again, &other.again),
-            savers: halves(&self.savers, &other.savers),
+            savers: if self.savers.is_empty() {
+                // Of a split nothing is known of them.
+                other.savers.clone()
+            } else {
+                halves(&self.savers, &other.savers)
+            },
         }
     }
 
@@ -817,10 +823,10 @@ fn by_savers(
     (layers, within): (&Vec<Variable>, &Vec<[u32; 2]>),
 ) -> Vec<Variable> {
     let of_saver = |saver: &Saver| {
-        let [fewest, most] = within[saver.class];
+        let [fewest, most] = within[saver.of];
         let own = problem.add_var(0.0, (0.0, most.into()));
         if fewest < most {
-            let terms = [(own, 1.0), (layers[saver.class], -1.0)];
+            let terms = [(own, 1.0), (layers[saver.of], -1.0)];
             problem.add_constraint(terms, ComparisonOp::Le, 0.0);
         }
         own

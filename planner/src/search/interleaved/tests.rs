@@ -48,7 +48,7 @@ fn check(
     each_layout(
         (name, layers),
         &options,
-        every,
+        (every, 2),
         |question, layout, schedules| {
             see(question, layout, schedules, &mut seen);
         },
@@ -66,11 +66,11 @@ const BATCH: Batch = Batch {
     global_batch: 64,
 };
 
-/// Does something with every n-th layout of some layers of a model on 16 GPUs whose ranks have several stages.
+/// Does something with every n-th layout of some layers of a model on 16 GPUs whose ranks have several stages, or as many as any pipeline.
 fn each_layout(
     (name, layers): (&str, &[usize]),
     options: &SearchOptions,
-    every: usize,
+    (every, fewest): (usize, u32),
     mut with: impl FnMut(&mut Question<'_>, &Layout, &Schedules),
 ) {
     let mut model = presets::load(name).expect("a preset");
@@ -90,7 +90,8 @@ fn each_layout(
     let layouts = found.expect("unwatched").layouts;
     let schedules = &Schedules::new(&question, &layouts, &watch::unwatched).expect("unwatched");
     let most = layers.len() as u32 + 1;
-    let is_cut = |layout: &&Layout| layout.vpp() > 1 && layout.stages() <= most;
+    let is_cut =
+        |layout: &&Layout| layout.pp() > 1 && layout.vpp() >= fewest && layout.stages() <= most;
     for layout in layouts.iter().filter(is_cut).step_by(every) {
         with(&mut question, layout, schedules);
     }
@@ -311,7 +312,7 @@ fn law_no_choice_of_each_layer_takes_less() {
         each_layout(
             (name, &layers),
             &options,
-            every,
+            (every, 1),
             |question, layout, schedules| {
                 for share in each_choice((question, layout, schedules), &mut random) {
                     full += 1;
@@ -389,10 +390,18 @@ fn each_choice(
         let each: Vec<(Vec<u32>, f64)> = all.iter().map(best).collect();
         let best_s = each.iter().map(|(_, best_s)| *best_s);
         let best_s = best_s.fold(f64::INFINITY, f64::min);
-        let room = unit.room(case, capacity).expect("whole weights");
+        for (sizes, best_s) in &each {
+            let split = StageSplit::new(case, stages_of(sizes));
+            let bound_s = unit.by_layer_bound_s(case, &split);
+            assert!(
+                bound_s <= best_s * (1.0 + NEAR),
+                "{layout:?} {limit:?} {sizes:?}: {bound_s} {best_s}"
+            );
+        }
         if best_s == f64::INFINITY || !Interleaved::may_look(case) {
             continue;
         }
+        let room = unit.room(case, capacity).expect("whole weights");
         let most = room.most(Of::Any);
         let mut splits = Interleaved::by_layer(
             case,
@@ -411,7 +420,7 @@ fn each_choice(
             "{layout:?} {limit:?}: {least_s} {best_s}"
         );
         for (sizes, best_s) in each.iter().filter(|(_, best_s)| *best_s < f64::INFINITY) {
-            let own_s = splits.least_of_split_s(sizes);
+            let (own_s, _) = splits.least_of_split_s(sizes);
             assert!(
                 own_s.is_some_and(|own_s| own_s <= best_s * (1.0 + NEAR)),
                 "{layout:?} {limit:?} {sizes:?}: {own_s:?} {best_s}"
