@@ -716,7 +716,10 @@ fn routing(
 ) -> Result<Option<Routing>, Failure> {
     match &args.routing {
         Some(loads) if loads.as_os_str() == "balanced" => Ok(None),
-        Some(loads) => Routing::read(loads).map(Some).map_err(refusal),
+        Some(loads) => Routing::read(loads).map(Some).map_err(|error| {
+            let error = anyhow::Error::from(error);
+            Failure::Request(error.context("--routing"))
+        }),
         None => {
             let recorded = recorded_loads(&args.profile, profiles, model);
             if let Some((run, _)) = &recorded {

@@ -28,6 +28,7 @@ pub fn onto(
         .split_off(if known { plan.refused_of_model } else { 0 });
     let mut written = merged(settings, &own.written, &plan.written);
     mend(&mut written.settings, &plan.written.settings, target);
+    leave_out_newer(&mut written, target);
     let before = rules::broken(settings, target);
     let after = rules::broken(&written.settings, target).into_iter();
     let new = after
@@ -58,6 +59,25 @@ fn mend(settings: &mut Settings, others: &Settings, target: &Target<'_>) {
     }
     for Setting { name, value } in &others.flags {
         keep_better(&|own| own.set(name, value.clone()));
+    }
+}
+
+/// Leaves out flags that a release does not have yet, and notes them.
+fn leave_out_newer(written: &mut Written, target: &Target<'_>) {
+    let version = target.version;
+    let is_newer = |setting: &Setting| {
+        let known = table::find(&setting.name);
+        known.is_some_and(|known| known.since > version)
+    };
+    let flags = std::mem::take(&mut written.settings.flags);
+    let (newer, kept): (Vec<Setting>, Vec<Setting>) = flags.into_iter().partition(is_newer);
+    written.settings.flags = kept;
+    let newer = newer.iter().filter(|setting| setting.value != Value::Off);
+    let newer: Vec<String> = newer.map(Setting::flag).collect();
+    if !newer.is_empty() {
+        let (name, flags) = (version.name(), newer.join(", "));
+        let note = format!("left out, as Megatron-Core {name} does not have it: {flags}");
+        written.notes.push(note);
     }
 }
 

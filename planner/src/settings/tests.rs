@@ -1237,6 +1237,21 @@ fn a_plan_put_into_settings_changes_what_it_says_otherwise_and_nothing_else() {
     assert_eq!(put.settings.get("lr"), settings.get("lr"));
     let again = reading_of(&put.settings, &cluster, gpus);
     assert_eq!(again.job, job);
+    // An older release says DeepEP otherwise, and lacks a flag of what is there.
+    let mut settings = settings;
+    let deepep = Value::Words(vec!["deepep".to_owned()]);
+    settings.set("moe_flex_dispatcher_backend", deepep);
+    let reading = reading_of(&settings, &cluster, gpus);
+    let target = Target {
+        version: Version::V15,
+        ..target
+    };
+    let put = onto(&settings, &reading, &reading.job, &target).expect("can be said");
+    let left_out =
+        |note: &String| note.contains("0.15") && note.contains("--moe-flex-dispatcher-backend");
+    assert!(put.notes.iter().any(left_out), "{:?}", put.notes);
+    assert!(put.settings.is_on("moe_enable_deepep"));
+    assert_eq!(put.settings.get("moe_flex_dispatcher_backend"), None);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::choice::{
 };
 use crate::layout::Batch;
 use crate::model::{Model, presets};
-use crate::options::SearchOptions;
+use crate::options::{Effort, SearchOptions};
 use crate::plan::{Plan, PlannedLayout};
 use crate::search::{Asked, ENDLESS_GIB, plan, plan_briefly};
 use crate::stack::megatron::Declared;
@@ -280,6 +280,7 @@ fn law_a_walk_peaks_where_its_plan_does() {
                 "attn,moe_router".parse().expect("graphs")
             }),
             overlap: (!overlap.is_empty()).then(|| overlap.parse().expect("kinds")),
+            effort: Effort::Brief,
             ..SearchOptions::new(batch, StackName::Megatron)
         };
         let planned = run(&model, &cluster, gpus, &options).plans.remove(0);

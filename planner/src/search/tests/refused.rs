@@ -12,7 +12,7 @@ use crate::choice::{
 };
 use crate::layout::Batch;
 use crate::model::presets;
-use crate::options::{MEMORY_HEADROOM, PlanError, SearchOptions};
+use crate::options::{Effort, MEMORY_HEADROOM, PlanError, SearchOptions};
 use crate::plan::PlannedLayout;
 use crate::search::{Aim, Asked, Phase, Progress, closest, plan, plan_watched};
 use crate::stack::megatron::Declared;
@@ -169,6 +169,7 @@ fn check_changes(cases: &[Short], kinds: usize) {
             recompute: recompute.map(Into::into),
             memory_headroom: headroom,
             top: 1,
+            effort: Effort::Brief,
             ..SearchOptions::new(batch, StackName::Megatron)
         };
         let planned = |gpus, options: &SearchOptions| {
