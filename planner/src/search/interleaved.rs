@@ -246,7 +246,9 @@ impl<'q> Interleaved<'q> {
 
     /// What a row counts that is added to a program: about as long as that takes.
     fn work_of_row(&self) -> usize {
-        32 + self.case.layout.stages() as usize * (1 + self.classes.savers.len())
+        // Each class has variables and rows of its own in each stage.
+        let of_stage = self.classes.each.len().pow(2).div_ceil(4) + self.classes.savers.len();
+        32 + self.case.layout.stages() as usize * of_stage
     }
 
     /// Seconds that no split takes less than that is left; infinite where none is.
