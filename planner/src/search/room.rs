@@ -15,7 +15,7 @@ use super::by_set::OfSet;
 use super::candidate::{Case, overhead, own};
 use super::moments::Moment;
 use super::recompute::Sets;
-use super::savers::{AsLightest, KindOfLayer, Saver, Savers, best_steps};
+use super::savers::{AsLightest, KindOfLayer, Saver, Savers};
 use super::shape::Kind;
 use crate::layout::Layout;
 use crate::memory::Occupancy;
@@ -223,21 +223,8 @@ impl<'a> Room<'a> {
                 saved: least(&|kind, _| saved(&kind.memory[0])),
                 kept: least(&|kind, _| least_of(kind, &kept)),
             });
-            let ways = kinds.flat_map(|(kind, _)| {
-                let of_set = |set| {
-                    [
-                        kind.again_s(set),
-                        saved(&kind.memory[0]) - saved(&kind.memory[set]),
-                    ]
-                };
-                sets.clone().map(of_set)
-            });
-            let steps = best_steps(ways.collect()).into_iter();
-            savers.extend(steps.map(|[seconds, bytes]| Saver {
-                of: class,
-                seconds,
-                bytes,
-            }));
+            let ways = kinds.flat_map(|(kind, _)| sets.clone().map(|set| way(kind, set)));
+            savers.extend(Saver::all(class, ways.collect()));
         }
         let mut all = Vec::new();
         self.of_heaviest(Of::Any, |heaviest| {
@@ -335,6 +322,12 @@ fn saved(memory: &OfSet) -> f64 {
 /// What it keeps for gradients of weights.
 fn kept(memory: &OfSet) -> f64 {
     memory.passes().kept.total() as f64
+}
+
+/// Seconds of a microbatch that a layer takes more under a recompute set, and bytes that it saves less.
+fn way(kind: &Kind, set: usize) -> [f64; 2] {
+    let [plain, own] = [0, set].map(|set| saved(&kind.memory[set]));
+    [kind.again_s(set), plain - own]
 }
 
 /// The least of something under all recompute sets.
@@ -492,16 +485,13 @@ impl Heaviest<'_, '_> {
             each.map(|at| [room.free - self.beside(rank, at), at.live])
                 .collect()
         };
-        let saved = |kind: &Kind, set: usize| kind.memory[set].passes().saved.total() as f64;
         let mut kinds = vec![KindOfLayer::default(); room.case.shape.kinds.len()];
         for &(place, state, _) in &room.kinds {
             let kind = &room.case.shape.kinds[place];
-            let ways = sets
-                .iter()
-                .map(|&set| [kind.again_s(set), saved(kind, 0) - saved(kind, set)]);
+            let ways = sets.iter().map(|&set| way(kind, set));
             kinds[place] = KindOfLayer {
                 state,
-                saved: saved(kind, 0),
+                saved: saved(&kind.memory[0]),
                 ways: ways.collect(),
             };
         }

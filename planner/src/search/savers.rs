@@ -39,6 +39,14 @@ pub(crate) struct Saver {
     pub(crate) bytes: f64,
 }
 
+impl Saver {
+    /// Those of a kind or a class that may take some ways, the best first: see [`KindOfLayer::ways`].
+    pub(crate) fn all(of: usize, ways: Vec<[f64; 2]>) -> impl Iterator<Item = Self> {
+        let steps = best_steps(ways).into_iter();
+        steps.map(move |[seconds, bytes]| Self { of, seconds, bytes })
+    }
+}
+
 impl Savers {
     /// Of the layers of a model, of which the kinds are given.
     pub(crate) fn new(
@@ -48,12 +56,7 @@ impl Savers {
     ) -> Self {
         let mut best: Vec<Saver> = Vec::new();
         for (kind, layer) in kinds.iter().enumerate() {
-            let steps = best_steps(layer.ways.clone()).into_iter();
-            best.extend(steps.map(|[seconds, bytes]| Saver {
-                of: kind,
-                seconds,
-                bytes,
-            }));
+            best.extend(Saver::all(kind, layer.ways.clone()));
         }
         best.sort_by(|a, b| (a.seconds * b.bytes).total_cmp(&(b.seconds * a.bytes)));
         let mut counts = vec![0; kinds.len()];
@@ -160,7 +163,7 @@ impl AsLightest<'_> {
 
 /// Of ways that take so many seconds more and let go of so many bytes, the steps from one to the next on their upper hull, those of
 /// most bytes a second first: where parts of a step may be taken no way is better than so many of them.
-pub(super) fn best_steps(mut ways: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
+fn best_steps(mut ways: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
     ways.sort_by(|a, b| a[0].total_cmp(&b[0]).then(b[1].total_cmp(&a[1])));
     let step = |[from, to]: [[f64; 2]; 2]| [to[0] - from[0], to[1] - from[1]];
     let mut hull = vec![[0.0; 2]];
