@@ -1,4 +1,4 @@
-//! [`Interleaved`]: the best split of layers where ranks have several stages, by branch and bound.
+//! [`Interleaved`]: the best split of layers into stages, by branch and bound.
 //!
 //! A step is as long as the longest path through its work, and any other split takes as long at least as that path does there: a linear
 //! function of how many layers each stage has. Where passes are combined, what they hide of each other's exchanges is taken off by planes
@@ -236,7 +236,7 @@ impl<'q> Interleaved<'q> {
         let question = case.question;
         let rests_whole = !question.shards_weights() && !question.shards_gradients();
         let are_few = case.shape.kinds.len() <= ends::MOST_KINDS;
-        case.layout.vpp() > 1 && rests_whole && (are_few || !hides(case))
+        rests_whole && (are_few || !hides(case))
     }
 
     /// What was done so far.

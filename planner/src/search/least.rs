@@ -277,7 +277,25 @@ pub(crate) fn open_splits(
                     None => Most::default(),
                 };
                 let of_choice = matches!(of, Of::Choice(_));
-                if Interleaved::may_look(case) {
+                let several = case.layout.vpp() > 1;
+                if !several && which != Splits::All {
+                    open.left_s = 0.0;
+                    return None;
+                }
+                let looks_at_all = Interleaved::may_look(case);
+                // Where ranks have one stage each, splits that a bound leaves open may be few enough to try all.
+                let limit = if looks_at_all {
+                    SPLITS - open.splits.len()
+                } else {
+                    SPLITS
+                };
+                let cuts = || stages::open_cuts(case, sets, &most, (below_s, limit));
+                let cuts = if several && looks_at_all {
+                    None
+                } else {
+                    cuts()
+                };
+                if cuts.is_none() && looks_at_all {
                     let simulated = unit.schedules.simulated(unit.layout, schedule);
                     let (room, schedule) = ((room.as_ref(), &most), (simulated, occupancies));
                     let within_s = (least_s(shape, sets), below_s);
@@ -297,11 +315,6 @@ pub(crate) fn open_splits(
                     interleaved.extend((!is_more).then_some(splits));
                     return Some(!is_more);
                 }
-                if which != Splits::All {
-                    open.left_s = 0.0;
-                    return None;
-                }
-                let cuts = stages::open_cuts(case, sets, &most, (below_s, SPLITS));
                 let least_s = || stages::least_s(case, sets, &most, below_s);
                 let cuts = match cuts {
                     Some(cuts) if !of_choice => cuts,

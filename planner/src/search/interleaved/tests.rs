@@ -48,7 +48,7 @@ fn check(
     each_layout(
         (name, layers),
         &options,
-        (every, 2),
+        every,
         |question, layout, schedules| {
             see(question, layout, schedules, &mut seen);
         },
@@ -66,11 +66,11 @@ const BATCH: Batch = Batch {
     global_batch: 64,
 };
 
-/// Does something with every n-th layout of some layers of a model on 16 GPUs whose ranks have several stages, or as many as any pipeline.
+/// Does something with every n-th layout of some layers of a model on 16 GPUs that is a pipeline.
 fn each_layout(
     (name, layers): (&str, &[usize]),
     options: &SearchOptions,
-    (every, fewest): (usize, u32),
+    every: usize,
     mut with: impl FnMut(&mut Question<'_>, &Layout, &Schedules),
 ) {
     let mut model = presets::load(name).expect("a preset");
@@ -90,8 +90,7 @@ fn each_layout(
     let layouts = found.expect("unwatched").layouts;
     let schedules = &Schedules::new(&question, &layouts, &watch::unwatched).expect("unwatched");
     let most = layers.len() as u32 + 1;
-    let is_cut =
-        |layout: &&Layout| layout.pp() > 1 && layout.vpp() >= fewest && layout.stages() <= most;
+    let is_cut = |layout: &&Layout| layout.pp() > 1 && layout.stages() <= most;
     for layout in layouts.iter().filter(is_cut).step_by(every) {
         with(&mut question, layout, schedules);
     }
@@ -312,7 +311,7 @@ fn law_no_choice_of_each_layer_takes_less() {
         each_layout(
             (name, &layers),
             &options,
-            (every, 1),
+            every,
             |question, layout, schedules| {
                 for share in each_choice((question, layout, schedules), &mut random) {
                     full += 1;
