@@ -141,8 +141,7 @@ fn degrees(
 }
 
 /// Moves layers of the first plans between stages, looks for better splits of those that have several stages a rank, of `variants` of the
-/// best too, and last for what splits of the best may take less still: all where these are few, and where ranks have several stages the
-/// best of all. Then once more for better splits of those that take hardly longer. Whether the search was stopped before that.
+/// best too, and last for what splits of the best may take less still: all where these are few, else the best of all. Then once more for better splits of those that take hardly longer. Whether the search was stopped before that.
 fn stages(
     asked: &Asked<'_>,
     (plan, open, is_stopped): (&Search, &SplitsBelow, &dyn Fn() -> bool),
@@ -180,6 +179,9 @@ fn stages(
     if is_other {
         floor_s = prove(asked, (plan, open), plans, floor_s);
     }
+    if let Some(found) = chosen_in_step(asked, plan, &plans[0]) {
+        plans[0] = found;
+    }
     let gap = 1.0 - floor_s / step_s(&plans[0]);
     search.gap = if gap < NEAR { 0.0 } else { gap };
     search.optimal = search.gap == 0.0;
@@ -202,6 +204,25 @@ fn prove(
         plans[0] = found;
     }
     floor_s.max(left_s)
+}
+
+/// A plan of several stages a rank whose layers compute again one by one, where they choose so that its step gets shorter: as they do where one
+/// split is all that is tried.
+fn chosen_in_step(asked: &Asked<'_>, plan: &Search, own: &Priced) -> Option<Priced> {
+    let recompute = &own.plan.recompute;
+    let is_by_layer = recompute.alike().is_none() && recompute.block().is_none();
+    if !is_by_layer || own.plan.layout.vpp == 1 {
+        return None;
+    }
+    let split = &own.plan.pipeline.stages;
+    let found = priced(
+        asked,
+        plan,
+        step_s(own),
+        own.plan.layout.pinned(),
+        std::slice::from_ref(split),
+    );
+    found.map(|(found, _)| found)
 }
 
 /// Whether moves of layers may make a plan take less than the best.

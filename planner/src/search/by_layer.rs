@@ -4,8 +4,10 @@
 //! those so far only those are kept that no other beats in time, in what it keeps and in both peaks: what a
 //! run of layers takes composes ([`Passes::then`]), and never falls where a part of it rises. So it is
 //! with what its chunks take at the instants of the schedule. No choice is lost but where more than [`MOST`] ways
-//! are left, of which some are then let go of. Where a rank has one chunk, all ways that may still be faster than what was found are then
-//! looked at, as long as these are at most [`MANY`]; elsewhere [`super::mix`] bounds what was lost.
+//! are left, of which some are then let go of. All ways that may still be faster than what was found are then looked at where these are not
+//! too many ([`exact`]); elsewhere [`super::mix`] bounds what was lost.
+
+mod exact;
 
 use std::collections::BTreeSet;
 
@@ -17,8 +19,6 @@ const MOST: usize = 128;
 
 /// Of ways that take about as long.
 const BEST: usize = 2;
-/// Ways of which none is let go of, where these may be better than what was found.
-const MANY: usize = 1000;
 
 /// A way to run some layers or chunks: one that was found before, and one more choice.
 #[derive(Debug, Clone)]
@@ -45,6 +45,13 @@ impl LayersWay {
             before: 0,
             choice: set,
         }
+    }
+}
+
+impl<B> Way<B> {
+    /// Seconds of a backward pass.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.seconds
     }
 }
 
@@ -152,17 +159,22 @@ impl<B: AsRef<[i64]>> Row<B> {
 
     /// Takes one of some choices next; `then` has the bytes with it, and none where it is none.
     fn choose<C>(&mut self, choices: &[Way<C>], then: impl Fn(&B, &C) -> Option<B>) {
+        let then = |a: &Way<B>, b: &Way<C>| then(&a.bytes, &b.bytes);
         self.0.push(unbeaten(self.ways(choices, then)));
     }
 
-    /// All ways with one of some choices next.
-    fn ways<C>(&self, choices: &[Way<C>], then: impl Fn(&B, &C) -> Option<B>) -> Vec<Way<B>> {
+    /// All ways with one of some choices next, but those of which the bytes are none.
+    fn ways<C>(
+        &self,
+        choices: &[Way<C>],
+        then: impl Fn(&Way<B>, &Way<C>) -> Option<B>,
+    ) -> Vec<Way<B>> {
         let mut ways = Vec::with_capacity(self.last().len() * choices.len());
         for (before, way) in self.last().iter().enumerate() {
             ways.extend(choices.iter().filter_map(|next| {
                 Some(Way {
                     seconds: way.seconds + next.seconds,
-                    bytes: then(&way.bytes, &next.bytes)?,
+                    bytes: then(way, next)?,
                     before,
                     choice: next.choice,
                 })
@@ -231,82 +243,7 @@ impl<'l> Chunk<'l> {
         let [received, sent] = self.messages;
         array(passes(*layers).then(self.last).between(received, sent))
     }
-
-    /// The sets of its layers that take the least time of all that fit a rank of it alone, where that is less than something. None where
-    /// none does, and where there are too many ways to say, that error.
-    fn quicker(
-        &self,
-        occupancies: &[Occupancy],
-        room: &[i64],
-        below_s: f64,
-    ) -> Result<Option<Vec<usize>>, TooMany> {
-        // What all layers may save of a microbatch, whatever runs.
-        let beside = self.ended(&array(self.first))[0];
-        let of_instant = |(at, room): (&Occupancy, &i64)| {
-            let live = i64::from(at.live[0]);
-            room.checked_div(live).map(|most| most - beside)
-        };
-        let may_save = occupancies.iter().zip(room).filter_map(of_instant).min();
-        let may_save = may_save.unwrap_or(i64::MAX);
-        // Of the layers from each on, ways by what they save alone.
-        let mut rest: Vec<Vec<(f64, i64)>> = vec![vec![(0.0, 0)]];
-        for choices in self.layers.iter().rev() {
-            let behind = &rest[rest.len() - 1];
-            let each = choices.iter().flat_map(|way| {
-                let with = move |(seconds, saved): &(f64, i64)| {
-                    (way.seconds + seconds, way.bytes[0] + saved)
-                };
-                behind.iter().map(with)
-            });
-            let mut ways: Vec<(f64, i64)> =
-                each.filter(|(seconds, _)| *seconds < below_s).collect();
-            ways.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-            let mut least = i64::MAX;
-            ways.retain(|(_, saved)| {
-                let is_less = *saved < least;
-                least = least.min(*saved);
-                is_less
-            });
-            if ways.len() > MANY {
-                return Err(TooMany);
-            }
-            rest.push(ways);
-        }
-        rest.pop();
-        let mut row = Row::new(array(self.first));
-        for choices in &self.layers {
-            let rest = rest.pop().expect("one for each layer");
-            let may_win = |way: &LayersWay| {
-                let left = may_save.saturating_sub(way.bytes[0] - self.first.saved);
-                let next = rest.partition_point(|(_, saved)| *saved > left);
-                let least = rest.get(next);
-                least.is_some_and(|(seconds, _)| way.seconds + seconds < below_s)
-            };
-            let mut ways = row.ways(choices, |a, b| Some(then(a, b)));
-            ways.retain(may_win);
-            let ways = first_unbeaten(ways, MANY + 1);
-            if ways.len() > MANY {
-                return Err(TooMany);
-            }
-            row.0.push(ways);
-        }
-        let fits = |way: &&LayersWay| {
-            let own = passes(self.ended(&way.bytes));
-            let mut each = occupancies.iter().zip(room);
-            each.all(|(at, room)| taken(&own, 0, at) <= *room)
-        };
-        // They are in order of time.
-        let found = row
-            .last()
-            .iter()
-            .position(|way| way.seconds < below_s && fits(&way));
-        Ok(found.map(|place| row.choices(place)))
-    }
 }
-
-/// Ways are too many to look at all.
-#[derive(Debug)]
-struct TooMany;
 
 fn then(a: &[i64; 5], b: &[i64; 5]) -> [i64; 5] {
     array(passes(*a).then(passes(*b)))
@@ -316,39 +253,49 @@ fn then(a: &[i64; 5], b: &[i64; 5]) -> [i64; 5] {
 #[derive(Debug)]
 pub(crate) struct Fastest {
     pub(crate) sets: Vec<Vec<usize>>,
-    /// Whether no others that fit have shorter backward passes.
+    /// Whether no others that fit have shorter backward passes, as their chunks count.
     pub(crate) is_known: bool,
 }
 
-/// The sets of the layers of each chunk of a rank that take the least time of those that fit, if any do:
-/// at each instant, what all chunks take is at most its `room`. They are known to where it has one chunk whose ways are not too many.
+/// The sets of the layers of each chunk of a rank that take the least time of those that fit, if any do: at each instant, what all chunks take
+/// is at most its `room`, and a second of a chunk counts as much as its weight. They are known to where all ways were looked at.
 pub(crate) fn fastest(
     chunks: &[&Chunk<'_>],
-    occupancies: &[Occupancy],
-    room: &[i64],
+    (occupancies, room): (&[Occupancy], &[i64]),
+    (weights, looks_at_all): (&[f64], bool),
 ) -> Option<Fastest> {
-    let (seconds, sets) = fast(chunks, occupancies, room)?;
-    let fast = Fastest {
-        sets,
-        is_known: false,
-    };
-    let [chunk] = chunks else {
-        return Some(fast);
-    };
-    let quicker = chunk.quicker(occupancies, room, seconds);
+    let fast = fast(chunks, (occupancies, room), weights);
+    if !looks_at_all {
+        let sets = fast?.1;
+        return Some(Fastest {
+            sets,
+            is_known: false,
+        });
+    }
+    let below_s = fast.as_ref().map_or(f64::INFINITY, |fast| fast.0);
+    let quicker = exact::quicker(chunks, (occupancies, room), (weights, below_s));
     let is_known = quicker.is_ok();
-    let sets = quicker.ok().flatten().map(|sets| vec![sets]);
-    Some(Fastest {
-        sets: sets.unwrap_or(fast.sets),
-        is_known,
-    })
+    let (_, sets) = quicker.ok().flatten().or(fast)?;
+    Some(Fastest { sets, is_known })
+}
+
+/// Seconds that the layers of a rank take at least of those choices that fit: the least where their ways are not too many. Infinite where
+/// none fits.
+pub(crate) fn least_s(chunks: &[&Chunk<'_>], under: (&[Occupancy], &[i64])) -> f64 {
+    let weights = vec![1.0; chunks.len()];
+    let fast = fast(chunks, under, &weights);
+    let below_s = fast.map_or(f64::INFINITY, |fast| fast.0);
+    match exact::quicker(chunks, under, (&weights, below_s)) {
+        Ok(quicker) => quicker.map_or(below_s, |quicker| quicker.0),
+        Err(least_s) => least_s,
+    }
 }
 
 /// Sets of each chunk that take the least time of the ways that are kept, and their seconds.
 fn fast(
     chunks: &[&Chunk<'_>],
-    occupancies: &[Occupancy],
-    room: &[i64],
+    (occupancies, room): (&[Occupancy], &[i64]),
+    weights: &[f64],
 ) -> Option<(f64, Vec<Vec<usize>>)> {
     // Instants tell more ways apart than passes do.
     let most = (MOST / chunks.len()).max(8);
@@ -360,7 +307,7 @@ fn fast(
             let own = passes(ways[place].bytes);
             let taken = occupancies.iter().map(|at| taken(&own, number, at));
             Way {
-                seconds: ways[place].seconds,
+                seconds: ways[place].seconds * weights[number],
                 bytes: taken.collect(),
                 before: 0,
                 choice: place,
@@ -370,19 +317,13 @@ fn fast(
     };
     let tried: Vec<Vec<Way<Vec<i64>>>> = (0..chunks.len()).map(tried).collect();
     let (last, earlier) = tried.split_last()?;
-    // The least that the chunks after each take at each instant.
-    let mut later = vec![vec![0; room.len()]];
-    for ways in tried[1..].iter().rev() {
-        let least = |at: usize| ways.iter().map(|way| way.bytes[at]).min().unwrap_or(0);
-        let after = later.last().expect("begun").iter().enumerate();
-        later.push(after.map(|(at, after)| after + least(at)).collect());
-    }
     let mut row = Row::new(room.iter().map(|room| -room).collect::<Vec<i64>>());
-    for (ways, later) in earlier.iter().zip(later.iter().rev()) {
+    for (number, ways) in earlier.iter().enumerate() {
+        let later = fewest(&tried[number + 1..], room.len());
         row.choose(ways, |sum, own| {
             let both = || sum.iter().zip(own).map(|(sum, own)| sum + own);
             // What does not fit with the least of what is to come never will.
-            let fits = both().zip(later).all(|(both, later)| both + later <= 0);
+            let fits = both().zip(&later).all(|(both, later)| both + later <= 0);
             fits.then(|| both().collect())
         });
     }
@@ -410,6 +351,14 @@ fn fast(
     Some((seconds, chunks.iter().zip(choices).map(sets).collect()))
 }
 
+/// The least that some chunks take at each of some instants.
+fn fewest(chunks: &[Vec<Way<Vec<i64>>>], instants: usize) -> Vec<i64> {
+    let of_chunk =
+        |ways: &Vec<Way<Vec<i64>>>, at: usize| ways.iter().map(|way| way.bytes[at]).min();
+    let sum = |at| chunks.iter().filter_map(|ways| of_chunk(ways, at)).sum();
+    (0..instants).map(sum).collect()
+}
+
 /// The most bytes that a layer, which without any choice takes `seconds` and keeps what `plain` says, lets go of
 /// for a second of one of its choices where so many microbatches are between forward and backward pass, and before
 /// their gradients of weights.
@@ -430,14 +379,17 @@ pub(crate) fn best_saver(
 
 /// What a chunk takes at an instant.
 fn taken(passes: &Passes<i64>, chunk: usize, at: &Occupancy) -> i64 {
-    let saved = passes.saved * i64::from(at.live[chunk]);
-    let kept = passes.kept * i64::from(at.kept[chunk]);
     let running = if at.chunk == chunk {
         passes.running(at.running)
     } else {
         0
     };
-    saved + kept + running
+    held(passes, chunk, at) + running
+}
+
+/// What of it is there whatever runs.
+fn held(passes: &Passes<i64>, chunk: usize, at: &Occupancy) -> i64 {
+    passes.saved * i64::from(at.live[chunk]) + passes.kept * i64::from(at.kept[chunk])
 }
 
 #[cfg(test)]
@@ -449,6 +401,9 @@ mod tests {
     use super::*;
     use crate::runtime::Running;
 
+    /// Bytes that are one here.
+    const UNIT: i64 = 1_000_003;
+
     fn way(set: usize, (seconds, saved, forward, backward): (u32, i64, i64, i64)) -> LayersWay {
         divided(set, (seconds, saved, forward, backward, 0, 0))
     }
@@ -457,9 +412,10 @@ mod tests {
         set: usize,
         (seconds, saved, forward, backward, kept, weight): (u32, i64, i64, i64, i64, i64),
     ) -> LayersWay {
+        let bytes = [saved, saved + forward, backward, kept, weight];
         Way {
             seconds: f64::from(seconds),
-            bytes: [saved, saved + forward, backward, kept, weight],
+            bytes: bytes.map(|bytes| bytes * UNIT),
             before: 0,
             choice: set,
         }
@@ -468,12 +424,12 @@ mod tests {
     /// What all chunks begin and end with, and the messages that they receive and send.
     type Around = ([Passes; 2], (i64, bool, bool));
 
-    /// The least seconds over all choices of whole chunks, and whether any fits.
+    /// The least seconds over all choices of whole chunks, by what a second of each counts, and whether any fits.
     fn brute_force(
         chunks: &[Vec<Vec<LayersWay>>],
         around: &Around,
-        occupancies: &[Occupancy],
-        room: &[i64],
+        (occupancies, room): (&[Occupancy], &[i64]),
+        weights: &[f64],
     ) -> Option<f64> {
         fn chunk_ways(layers: &[Vec<LayersWay>], around: &Around) -> Vec<(f64, Passes<i64>)> {
             let ([first, last], (message, received, sent)) = around;
@@ -500,7 +456,7 @@ mod tests {
                 ways.iter().map(move |(more, passes)| {
                     let each = sums.iter().zip(occupancies);
                     let sums = each.map(|(sum, at)| sum + taken(passes, number, at));
-                    (seconds + more, sums.collect::<Vec<i64>>())
+                    (seconds + more * weights[number], sums.collect::<Vec<i64>>())
                 })
             });
             all = pairs.collect();
@@ -510,9 +466,13 @@ mod tests {
         fitting.map(|(seconds, _)| seconds).min_by(f64::total_cmp)
     }
 
-    fn seconds_of(chunks: &[Vec<Vec<LayersWay>>], sets: &[Vec<usize>]) -> f64 {
-        let layers = chunks.iter().flatten().zip(sets.iter().flatten());
-        layers.map(|(choices, &set)| choices[set].seconds).sum()
+    fn seconds_of(chunks: &[Vec<Vec<LayersWay>>], sets: &[Vec<usize>], weights: &[f64]) -> f64 {
+        let of_chunk = |(chunk, sets): (&Vec<Vec<LayersWay>>, &Vec<usize>)| -> f64 {
+            let layers = chunk.iter().zip(sets);
+            layers.map(|(choices, &set)| choices[set].seconds).sum()
+        };
+        let each = chunks.iter().zip(sets).map(of_chunk).zip(weights);
+        each.map(|(seconds, weight)| seconds * weight).sum()
     }
 
     proptest! {
@@ -522,10 +482,11 @@ mod tests {
             layout in prop::collection::vec(prop::collection::vec(0_usize..2, 0..4), 1..3),
             moments in prop::collection::vec((0_u32..4, 0_u32..4, 0_usize..2, 0_usize..3, 0_i64..60), 1..4),
             left in prop::collection::vec(0_u32..3, 2),
+            counts in prop::collection::vec(0_u32..4, 2),
             ends in (0_u64..9, 0_u64..9, 0_i64..6, any::<bool>(), any::<bool>()),
         ) {
             let (first, last, message, received, sent) = ends;
-            let around = ([first, last].map(|bytes| Passes::keeping(Bytes(bytes))), (message, received, sent));
+            let around = ([first, last].map(|bytes| Passes::keeping(Bytes(bytes * UNIT as u64))), (message * UNIT, received, sent));
             let kinds: Vec<Vec<LayersWay>> = kinds
                 .iter()
                 .map(|kind| kind.iter().enumerate().map(|(set, &numbers)| divided(set, numbers)).collect())
@@ -547,7 +508,7 @@ mod tests {
                     Occupancy { live, kept, chunk, running, messages: 0 }
                 })
                 .collect();
-            let room: Vec<i64> = moments.iter().map(|moment| moment.4).collect();
+            let room: Vec<i64> = moments.iter().map(|moment| moment.4 * UNIT).collect();
             let own: Vec<Vec<Vec<LayersWay>>> = chunks
                 .iter()
                 .map(|layers| layers.iter().map(|choices| unbeaten(choices.clone())).collect())
@@ -561,17 +522,23 @@ mod tests {
                 })
                 .collect();
             let ways: Vec<&Chunk<'_>> = ways.iter().collect();
-            let found = fastest(&ways, &occupancies, &room);
-            let found = found.map(|found| seconds_of(&chunks, &found.sets));
-            let least = brute_force(&chunks, &around, &occupancies, &room);
-            prop_assert_eq!(found, least);
-            // A way that is quicker than something is found where there is one.
-            if let ([chunk], Some(least)) = (&ways[..], least) {
-                for (below_s, is_there) in [(least, false), (least + 0.5, true), (f64::INFINITY, true)] {
-                    let quicker = chunk.quicker(&occupancies, &room, below_s).expect("few ways");
-                    prop_assert_eq!(quicker.is_some(), is_there);
-                    let of = quicker.map(|sets| seconds_of(&chunks, &[sets]));
-                    prop_assert!(of.is_none_or(|of| of == least));
+            let weights: Vec<f64> = counts.iter().map(|&count| f64::from(count)).collect();
+            let under = (&occupancies[..], &room[..]);
+            let least_s = least_s(&ways, under);
+            prop_assert_eq!(least_s, brute_force(&chunks, &around, under, &[1.0; 2]).unwrap_or(f64::INFINITY));
+            for weights in [&[1.0; 2][..], &weights] {
+                let found = fastest(&ways, under, (weights, true));
+                prop_assert!(found.as_ref().is_none_or(|found| found.is_known));
+                let found = found.map(|found| seconds_of(&chunks, &found.sets, weights));
+                let least = brute_force(&chunks, &around, under, weights);
+                prop_assert_eq!(found, least);
+                // A way that is quicker than something is found where there is one.
+                let least = least.unwrap_or(f64::INFINITY);
+                for below_s in [least, least + 0.5, f64::INFINITY] {
+                    let quicker = exact::quicker(&ways, under, (weights, below_s)).expect("few ways");
+                    prop_assert_eq!(quicker.is_some(), least < below_s);
+                    let of = quicker.map(|(seconds, sets)| [seconds, seconds_of(&chunks, &sets, weights)]);
+                    prop_assert!(of.is_none_or(|of| of == [least; 2]));
                 }
             }
         }

@@ -7,6 +7,7 @@
 //! (Kelley, The cutting-plane method for solving convex programs, 1960). A rank or a stage with a part of a layer is divided into one
 //! with fewer layers and one with more, until no program takes less than the best split that was simulated.
 
+mod again;
 mod ends;
 mod hiding;
 mod probe;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use again::Found;
 use ends::Ends;
 use hiding::{Hides, Hiding};
 use program::{Classes, Limits, Line, Point, Program, Row, Unsolved, WHOLE};
@@ -91,6 +93,9 @@ pub(crate) struct Interleaved<'q> {
     hiding: Option<Hiding<'q>>,
     /// Whether each layer may compute again what it may by itself: seconds of a split are then what it takes at least.
     by_layer: bool,
+    /// Whether it is asked then what whole layers compute again at least, and what of that is known.
+    asks_for_whole: bool,
+    known_again: again::Known,
     /// Splits that are left, none before they are looked at.
     open: Vec<Node>,
     /// The best split that was simulated.
@@ -138,6 +143,8 @@ struct Looked {
     tried: Vec<(Vec<u32>, Option<f64>)>,
     /// Rows that were added to programs.
     added: usize,
+    /// What ranks compute again at least.
+    again: again::Known,
 }
 
 impl<'q> Interleaved<'q> {
@@ -177,6 +184,7 @@ impl<'q> Interleaved<'q> {
             };
             all.memory = shares.into_iter().enumerate().map(of_rank).collect();
             all.classes.savers = savers;
+            all.asks_for_whole = all.classes.may_take_all(&case.shape.kinds);
         }
         all
     }
@@ -208,6 +216,8 @@ impl<'q> Interleaved<'q> {
             ends: Ends::default(),
             hiding: None,
             by_layer: false,
+            asks_for_whole: false,
+            known_again: again::Known::default(),
             classes,
             limits,
             floor_s,
@@ -358,9 +368,16 @@ impl<'q> Interleaved<'q> {
 
     fn keep(&mut self, looked: impl IntoIterator<Item = Looked>, below_s: f64) -> Option<Best> {
         let mut best = None;
-        for Looked { left, tried, added } in looked {
+        for Looked {
+            left,
+            tried,
+            added,
+            again,
+        } in looked
+        {
             self.open.extend(left);
             self.added += added;
+            self.known_again.extend(again);
             for (sizes, step_s) in tried {
                 if let Some(step_s) = step_s.filter(|step_s| *step_s < self.good_s) {
                     self.good_s = step_s;
@@ -384,11 +401,18 @@ impl<'q> Interleaved<'q> {
     ) -> Looked {
         // A program that is begun with some rows takes as long as some that are added.
         let (mut tried, mut added) = (Vec::new(), 1 + rows.len() / 4);
+        let mut found = Found::default();
         let is_cut_alone = matches!(next, Next::Cut(_));
         let left = || {
             let mut program = Program::new(self.case.layout, &self.classes, &limits, rows)?;
+            if program.seconds() >= self.enough_s(below_s) {
+                return Err(Unsolved::NoPoint);
+            }
+            let again = self.least_again(&limits, &program.point(), &mut found)?;
             for cut in 0..=CUTS {
-                for row in self.full(&program.point()) {
+                let point = program.point();
+                let again = again.iter().filter(|row| row.is_broken(&point)).cloned();
+                for row in self.full(&point).into_iter().chain(again) {
                     program = program.with(row)?;
                     added += 1;
                 }
@@ -401,7 +425,7 @@ impl<'q> Interleaved<'q> {
                 if (is_whole || is_cut_alone || cut == 0 || cut == CUTS)
                     && let Some(sizes) = sizes
                 {
-                    let (step_s, rows) = self.step_s(&sizes);
+                    let (step_s, rows) = self.step_s(&sizes, &mut found);
                     added += rows;
                     tried.push((sizes, step_s));
                     let is_reached = |step_s| is_whole && self.enough_s(step_s) <= least_s;
@@ -433,14 +457,22 @@ impl<'q> Interleaved<'q> {
             Ok((Some(point), rows))
         };
         let solved = left();
-        let looked = |left, tried| Looked { left, tried, added };
+        added += found.rows();
+        let again = found.again;
+        let looked = |left, tried| Looked {
+            left,
+            tried,
+            added,
+            again,
+        };
         let (point, rows) = match solved {
             Ok(left) => left,
             Err(Unsolved::NoPoint) => return looked(None, tried),
             // Nothing is known of them but what was before.
             Err(Unsolved::Failed) if limits.is_single() => {
                 let sizes: Vec<u32> = limits.stages.iter().map(|[fewest, _]| *fewest).collect();
-                tried.push((sizes.clone(), self.step_s(&sizes).0));
+                let (step_s, _) = self.step_s(&sizes, &mut Found::default());
+                tried.push((sizes, step_s));
                 return looked(None, tried);
             }
             Err(Unsolved::Failed) => {
@@ -477,14 +509,18 @@ impl<'q> Interleaved<'q> {
                 let mut sizes = sizes.clone();
                 sizes[source] -= 1;
                 sizes[target] += 1;
-                let (step_s, rows) = self.step_s(&sizes);
-                ((sizes, step_s), rows)
+                let mut found = Found::default();
+                let (step_s, rows) = self.step_s(&sizes, &mut found);
+                ((sizes, step_s), (rows, found))
             };
             let of_source = |&source| targets.par_iter().map(move |&target| (source, target));
             let each = sources.par_iter().flat_map(of_source);
             let each = each.filter(|(source, target)| source != target);
-            let (all, rows): (Vec<_>, Vec<usize>) = each.map(one_moved).unzip();
-            looked.added += rows.into_iter().sum::<usize>();
+            let (all, found): (Vec<_>, Vec<(usize, Found)>) = each.map(one_moved).unzip();
+            for (rows, found) in found {
+                looked.added += rows + found.rows();
+                looked.again.extend(found.again);
+            }
             let each = all.iter().map(|(sizes, step_s)| (sizes, step_s));
             let next = each.filter_map(with_room).min_by(by_seconds);
             best = next.filter(|next| next.1 < step_s);
@@ -495,12 +531,12 @@ impl<'q> Interleaved<'q> {
 
     /// Seconds of a split, by the layers of each stage, where it has room; at least, where each layer computes again what it may by itself. And
     /// how many rows were added to a program for that.
-    fn step_s(&self, sizes: &[u32]) -> (Option<f64>, usize) {
+    fn step_s(&self, sizes: &[u32], found: &mut Found) -> (Option<f64>, usize) {
         if let Some(known) = self.seen.get(sizes) {
             return (*known, 0);
         }
         if self.by_layer {
-            return self.least_of_split_s(sizes);
+            return self.least_of_split_s(sizes, found);
         }
         let (case, sets) = (self.case, &self.sets);
         let split = StageSplit::new(case, stages_of(sizes));
@@ -517,13 +553,24 @@ impl<'q> Interleaved<'q> {
 
     /// Seconds that a split takes at least where each layer computes again what it may by itself: those of a program of parts of layers;
     /// none where even these have no room. And how many rows it was given.
-    fn least_of_split_s(&self, sizes: &[u32]) -> (Option<f64>, usize) {
+    fn least_of_split_s(&self, sizes: &[u32], found: &mut Found) -> (Option<f64>, usize) {
         let limits = Limits::of(self.case.layout, sizes);
         let mut program = match Program::new(self.case.layout, &self.classes, &limits, Vec::new()) {
             Ok(program) => program,
             Err(unsolved) => return ((unsolved == Unsolved::Failed).then_some(self.floor_s), 1),
         };
         let (mut least_s, mut rows) = (self.floor_s, 1);
+        let Ok(again) = self.least_again(&limits, &program.point(), found) else {
+            return (None, rows);
+        };
+        rows += again.len();
+        for row in again {
+            program = match program.with(row) {
+                Ok(program) => program,
+                Err(Unsolved::NoPoint) => return (None, rows),
+                Err(Unsolved::Failed) => return (Some(least_s), rows),
+            };
+        }
         for _ in 0..ROWS_OF_SPLIT {
             match self.cut_once(program, &limits, 0.1 * NEAR) {
                 Ok((next, added)) => {
@@ -618,8 +665,8 @@ impl<'q> Interleaved<'q> {
     fn full(&self, point: &Point) -> Vec<Row> {
         let by_value = |a: &&Row, b: &&Row| a.value(point).total_cmp(&b.value(point));
         let fullest = self.memory.iter().map(|rows| rows.iter().max_by(by_value));
-        let is_full = |row: &&Row| row.value(point) > 1.0 + 1e-7;
-        fullest.flatten().filter(is_full).cloned().collect()
+        let full = fullest.flatten().filter(|row| row.is_broken(point));
+        full.cloned().collect()
     }
 
     /// Seconds that every split within some limits takes at least: those of the path that is the longest at a point.

@@ -18,7 +18,7 @@ use crate::stack::ByLayer;
 
 /// Of how many open splits of the best plan's layout all are tried.
 const SPLITS: usize = 1000;
-/// How much [work](Interleaved::work) is done to find it, where ranks have several stages: up to fifteen seconds or so on two cores.
+/// How much [work](Interleaved::work) is done to find it, where they are too many: up to fifteen seconds or so on two cores.
 const WORK: usize = 10_000_000;
 /// The same of another layout, whose splits are to take less than those of the best.
 const BRIEF_WORK: usize = 24_000;
@@ -240,7 +240,8 @@ pub(crate) fn least_by_layer_s(
     least_s
 }
 
-/// Splits of a unit that may take less than `below_s` and have room: where ranks have several stages the best, if it does.
+/// Splits of a unit that may take less than `below_s` and have room: where ranks have several stages, or splits are too many to try, the best, if
+/// it does.
 pub(crate) fn open_splits(
     questions: &[Question<'_>],
     unit: &Unit<'_>,
@@ -278,11 +279,11 @@ pub(crate) fn open_splits(
                 };
                 let of_choice = matches!(of, Of::Choice(_));
                 let several = case.layout.vpp() > 1;
-                if !several && which != Splits::All {
+                let looks_at_all = Interleaved::may_look(case);
+                if which != Splits::All && !(several && looks_at_all) {
                     open.left_s = 0.0;
                     return None;
                 }
-                let looks_at_all = Interleaved::may_look(case);
                 // Where ranks have one stage each, splits that a bound leaves open may be few enough to try all.
                 let limit = if looks_at_all {
                     SPLITS - open.splits.len()

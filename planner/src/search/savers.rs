@@ -163,7 +163,7 @@ impl AsLightest<'_> {
 
 /// Of ways that take so many seconds more and let go of so many bytes, the steps from one to the next on their upper hull, those of
 /// most bytes a second first: where parts of a step may be taken no way is better than so many of them.
-fn best_steps(mut ways: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
+pub(crate) fn best_steps(mut ways: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
     ways.sort_by(|a, b| a[0].total_cmp(&b[0]).then(b[1].total_cmp(&a[1])));
     let step = |[from, to]: [[f64; 2]; 2]| [to[0] - from[0], to[1] - from[1]];
     let mut hull = vec![[0.0; 2]];

@@ -297,7 +297,12 @@ impl<'a> Trial<'_, 'a> {
             let by_layer = child.choice == question.choices.len();
             // First layers of stages compute again; what all of these take at least is kept below.
             let firsts = by_layer && may_move && question.by_layer == Some(ByLayer::Block);
-            let sets = if by_layer {
+            // Where one split alone is asked for there is time to.
+            let in_step = question.splits.len() == 1 && question.by_layer == Some(ByLayer::Each);
+            let sets = if by_layer && in_step {
+                let simulated = unit.schedules.simulated(unit.layout, schedule.name);
+                split.by_layer_in_step(case, schedule.occupancies, &simulated)
+            } else if by_layer {
                 split.by_layer(case, schedule.occupancies)
             } else {
                 Some(question.choices[child.choice].clone())

@@ -34,6 +34,9 @@ pub(crate) struct Turns {
     pub(crate) gone: Level,
 }
 
+/// How often layers choose anew by what is on the longest path.
+const ROUNDS: usize = 40;
+
 impl StageSplit {
     /// Memory of a pipeline rank that no recompute set changes.
     pub(crate) fn held_by(&self, pipeline_rank: usize) -> ByClass<Bytes> {
@@ -396,8 +399,60 @@ impl StageSplit {
     pub(crate) fn by_layer(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> Option<Sets> {
         match case.question.by_layer? {
             ByLayer::Block => self.fewest_again(case, occupancies),
-            ByLayer::Each => self.each_by_itself(case, occupancies).map(|(sets, _)| sets),
+            ByLayer::Each => {
+                let chosen = self.each_by_itself(case, occupancies, (&self.alike(), false));
+                chosen.map(|(sets, _)| sets)
+            }
         }
+    }
+
+    /// The same where each layer chooses, with a shorter step as far as one is found: seconds of a stage count the more the more passes of it
+    /// are on the longest paths of choices before.
+    pub(crate) fn by_layer_in_step(
+        &self,
+        case: Case<'_>,
+        occupancies: &[Vec<Occupancy>],
+        simulated: &Simulated,
+    ) -> Option<Sets> {
+        let simulator = simulated.simulator();
+        let mut passes = vec![u64::from(case.layout.microbatches()); self.stages.len()];
+        let mut weights = self.alike();
+        let mut best: Option<(Span, Sets)> = None;
+        // The first is that of the search.
+        for round in 0..ROUNDS {
+            let found = self.each_by_itself(case, occupancies, (&weights, round > 0));
+            let Some((sets, _)) = found else {
+                if round == 0 {
+                    continue;
+                }
+                break;
+            };
+            let times = self.times(case, &sets);
+            let step = simulator.run(&times).total;
+            let path = simulator.longest(&times);
+            let computes_again =
+                matches!(&sets, Sets::Each(each) if each.iter().any(|set| *set > 0));
+            if best.as_ref().is_none_or(|(least, _)| step < *least) {
+                best = Some((step, sets));
+            }
+            // The one stage of a rank counts for all of it.
+            if case.layout.vpp() == 1 || !computes_again {
+                break;
+            }
+            if round == 0 {
+                continue;
+            }
+            for (passes, more) in passes.iter_mut().zip(&path.backward) {
+                *passes += u64::from(*more);
+            }
+            weights = passes.iter().map(|&passes| passes as f64).collect();
+        }
+        best.map(|(_, sets)| sets)
+    }
+
+    /// Of each stage a second counts as much.
+    fn alike(&self) -> Vec<f64> {
+        vec![1.0; self.stages.len()]
     }
 
     /// The fewest layers at the beginning of each stage with which all ranks have room where they alone compute all again:
@@ -429,12 +484,47 @@ impl StageSplit {
             .collect()
     }
 
-    /// A choice for each layer by itself, on every rank whose memory it fits, and by rank whether no other has shorter backward passes: see
-    /// [`by_layer`].
+    /// The ways to run a stage where each layer chooses by itself.
+    fn chunk<'l>(&self, shape: &'l Shape, stage: usize) -> Chunk<'l> {
+        let (received, sent) = (stage > 0, stage + 1 < self.stages.len());
+        let layers = self.layers(stage);
+        let layers = layers.map(|(_, kind)| shape.kinds[kind].ways.as_slice());
+        let first = (!received).then(|| shape.embedding.memory[0].passes());
+        let last = (!sent).then(|| shape.head.memory[0].passes());
+        let message = (self.message.total(), received, sent);
+        Chunk::new(first.as_ref(), layers.collect(), last.as_ref(), message)
+    }
+
+    /// Seconds of a microbatch that the layers of a rank compute again at least where each chooses by itself, of choices that fit; infinite
+    /// where none does.
+    pub(crate) fn again_at_least_s(
+        &self,
+        case: Case<'_>,
+        rank: usize,
+        occupancies: &[Occupancy],
+    ) -> f64 {
+        let stages = || own(case.layout, rank);
+        let chunks: Vec<Chunk<'_>> = stages()
+            .map(|stage| self.chunk(case.shape, stage))
+            .collect();
+        let chunks: Vec<&Chunk<'_>> = chunks.iter().collect();
+        let rooms = self.rooms(case, rank, occupancies);
+        let all_s = by_layer::least_s(&chunks, (occupancies, &rooms));
+        let layers = stages().flat_map(|stage| self.layers(stage));
+        let once_s: f64 = layers
+            .map(|(_, kind)| case.shape.kinds[kind].backward_s[0])
+            .sum();
+        // Sums are rounded.
+        (all_s * (1.0 - 1e-12) - once_s).max(0.0)
+    }
+
+    /// A choice for each layer by itself, on every rank whose memory it fits, and by rank whether no other has shorter backward passes, of which
+    /// a second of each stage counts so much: see [`by_layer`], which may look at all ways where a rank has several stages, too.
     fn each_by_itself(
         &self,
         case: Case<'_>,
         occupancies: &[Vec<Occupancy>],
+        (weights, looks_at_all): (&[f64], bool),
     ) -> Option<(Sets, Vec<bool>)> {
         let Case {
             question, shape, ..
@@ -442,23 +532,14 @@ impl StageSplit {
         // Chunks that are alike are looked at once.
         let mut known: Vec<(usize, Rc<Chunk<'_>>)> = Vec::new();
         let mut chunk = |stage: usize| -> Rc<Chunk<'_>> {
-            let (received, sent) = (stage > 0, stage + 1 < self.stages.len());
+            let ends = |stage: usize| [stage > 0, stage + 1 < self.stages.len()];
             let alike = |(known, _): &&(usize, Rc<Chunk<'_>>)| {
-                let known = *known;
-                let known_ends = (known > 0, known + 1 < self.stages.len());
-                self.runs[known] == self.runs[stage] && known_ends == (received, sent)
+                self.runs[*known] == self.runs[stage] && ends(*known) == ends(stage)
             };
             if let Some((_, chunk)) = known.iter().find(alike) {
                 return Rc::clone(chunk);
             }
-            let layers = self
-                .layers(stage)
-                .map(|(_, kind)| shape.kinds[kind].ways.as_slice());
-            let first = (!received).then(|| shape.embedding.memory[0].passes());
-            let last = (!sent).then(|| shape.head.memory[0].passes());
-            let message = (self.message.total(), received, sent);
-            let chunk = Chunk::new(first.as_ref(), layers.collect(), last.as_ref(), message);
-            let chunk = Rc::new(chunk);
+            let chunk = Rc::new(self.chunk(shape, stage));
             known.push((stage, Rc::clone(&chunk)));
             chunk
         };
@@ -468,7 +549,10 @@ impl StageSplit {
             let chunks: Vec<Rc<Chunk<'_>>> = own.clone().map(&mut chunk).collect();
             let chunks: Vec<&Chunk<'_>> = chunks.iter().map(Rc::as_ref).collect();
             let rooms = self.rooms(case, rank, occupancies);
-            let found = by_layer::fastest(&chunks, occupancies, &rooms)?;
+            let weights: Vec<f64> = own.clone().map(|stage| weights[stage]).collect();
+            let looks_at_all = looks_at_all || chunks.len() == 1;
+            let under = (&occupancies[..], &rooms[..]);
+            let found = by_layer::fastest(&chunks, under, (&weights, looks_at_all))?;
             are_known.push(found.is_known);
             for (stage, chosen) in own.zip(found.sets) {
                 for (&layer, set) in self.stages[stage].iter().zip(chosen) {
@@ -606,7 +690,7 @@ impl StageSplit {
     ) -> f64 {
         let (layout, shape) = (case.layout, case.shape);
         let plain = &case.question.choices[0];
-        let chosen = self.each_by_itself(case, occupancies);
+        let chosen = self.each_by_itself(case, occupancies, (&self.alike(), false));
         let more_s = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
             if let Some((Sets::Each(sets), are_known)) = &chosen
                 && are_known[rank]

@@ -12,6 +12,7 @@ use super::super::candidate::{Case, own};
 use super::super::recompute::Sets;
 use super::super::room::{Most, SavedShares, Shares};
 use super::super::savers::Saver;
+use super::super::shape::Kind;
 use crate::layout::Layout;
 use crate::simulate::LongestPath;
 
@@ -171,6 +172,21 @@ impl Classes {
         let each = each.chain([&self.least_s]).copied();
         each.filter(|each| *each > 0.0)
             .fold(f64::INFINITY, f64::min)
+    }
+
+    /// Whether layers that compute again by parts may do so for as long as whole ones, whatever these choose.
+    pub(super) fn may_take_all(&self, kinds: &[Kind]) -> bool {
+        let of_class = |(class, places): (usize, &Vec<usize>)| {
+            let own = self.savers.iter().filter(|saver| saver.of == class);
+            let most: f64 = own.map(|saver| saver.seconds).sum();
+            let ways = places.iter().flat_map(|&place| {
+                let kind = &kinds[place];
+                let ways = kind.ways.iter();
+                ways.map(|way| way.seconds() - kind.backward_s[0])
+            });
+            ways.fold(0.0, f64::max) <= most * (1.0 + 1e-9)
+        };
+        self.kinds.iter().enumerate().all(of_class)
     }
 
     /// Seconds of a microbatch that layers of a stage compute again by themselves.
@@ -531,6 +547,34 @@ impl Row {
         }))
     }
 
+    /// Layers of the stages of a rank compute again as many seconds as a line at least.
+    pub(super) fn of_again(
+        classes: &Classes,
+        stages: impl Iterator<Item = usize>,
+        line: Line,
+    ) -> Self {
+        let (mut layers, mut savers) = (Vec::new(), Vec::new());
+        // About one.
+        let each = classes.savers.iter();
+        let unit = each
+            .map(|saver| saver.seconds)
+            .fold(f64::MIN_POSITIVE, f64::max);
+        for stage in stages {
+            layers.resize(stage, Vec::new());
+            layers.push(vec![line.slope / unit; classes.each.len()]);
+            savers.resize(stage, Vec::new());
+            let each = classes.savers.iter();
+            savers.push(each.map(|saver| -saver.seconds / unit).collect());
+        }
+        Self(Arc::new(Linear {
+            layers,
+            again: Vec::new(),
+            savers,
+            constant: 1.0 + line.at_none / unit,
+            path: None,
+        }))
+    }
+
     pub(super) fn path(&self) -> Option<&Arc<LongestPath>> {
         self.0.path.as_ref()
     }
@@ -549,6 +593,11 @@ impl Row {
         let each = both.flat_map(|(own, at)| own.iter().zip(at));
         let each = each.chain(again.iter().zip(&point.again));
         constant + each.map(|(own, at)| own * at).sum::<f64>()
+    }
+
+    /// Whether a point is beyond it, where it is no path.
+    pub(super) fn is_broken(&self, point: &Point) -> bool {
+        self.value(point) > 1.0 + 1e-7
     }
 
     /// As terms that come to so much at most.
