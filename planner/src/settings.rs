@@ -20,6 +20,7 @@ mod stages;
 pub mod table;
 mod text;
 mod version;
+mod words;
 mod write;
 mod writer;
 mod yaml;

@@ -6,7 +6,7 @@ use super::table::{self, Role};
 use super::text::{Setting, Value};
 use super::version::Version;
 use super::writer::Written;
-use super::{shell, yaml};
+use super::{words, yaml};
 
 moefold_profiles::named! {
     /// What settings are written as.
@@ -120,7 +120,7 @@ fn environment(written: &Written, out: &mut String) {
         let remark = written
             .remark(name)
             .map_or_else(String::new, |remark| format!("  # {remark}"));
-        let value = shell::written(&shell::without_unset(value));
+        let value = words::written(&words::without_unset(value));
         add(out, format_args!("export {name}={value}{remark}\n"));
     }
     if !written.settings.env.is_empty() {
@@ -141,7 +141,7 @@ fn array(written: &Written, out: &mut String) {
                 Value::Words(words) => {
                     for word in words {
                         line.push(' ');
-                        line.push_str(&shell::written(word));
+                        line.push_str(&words::written(word));
                     }
                 }
             }
