@@ -9,9 +9,10 @@ pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
     ranked(found, known).into_iter().next()
 }
 
-/// What `found` is no word of, for the end of a message: itself, and which of the words it most likely meant.
+/// What `found` is no word of, for the end of a message: itself, and which of the words it most likely meant. One of them is none of several.
 pub fn instead<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     match nearest(found, known).filter(|_| !found.trim().is_empty()) {
+        Some(nearest) if nearest == found => format!("there is `{found}`, which stands alone"),
         Some(nearest) => format!("there is `{found}`, nearest to {nearest}"),
         None => format!("there is `{found}`"),
     }

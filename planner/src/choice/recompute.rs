@@ -517,6 +517,7 @@ mod tests {
             ("3-1=full", "there is `3-1`"),
             ("0-4000000000=full", "there is `0-4000000000`"),
             ("0=full/moe", "there is `moe`"),
+            ("full,moe", "there is `full`, which stands alone"),
             ("0=act", "there is `act`"),
             ("block-0", "there is `block-0`"),
             ("block-100000", "block-1 to block-99999"),
