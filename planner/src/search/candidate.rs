@@ -1,6 +1,7 @@
 //! [`StageSplit`]: one layout under one dispatcher and one split into stages, ready for every choice of
 //! recompute sets: durations of its stages, bound, simulated step, memory.
 
+mod choosing;
 mod end;
 mod exchanges;
 mod held;

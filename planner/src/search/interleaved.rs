@@ -21,7 +21,6 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use again::Found;
 use ends::Ends;
 use hiding::{Hides, Hiding};
 use program::{Classes, Limits, Line, Point, Program, Row, Unsolved, WHOLE};
@@ -51,8 +50,14 @@ const ROUNDS: usize = 15;
 const SWEEPS: usize = 3;
 /// From how many stages layers are moved, and to how many.
 const MOVED: usize = 4;
+/// As many rows of a program as it takes to find what a rank computes again.
+const ROWS_OF_RANK: usize = 6;
 /// How often a program of one split is cut, where layers choose.
 const ROWS_OF_SPLIT: usize = 60;
+
+/// Seconds that ranks compute again at least where layers choose, by rank and by the kinds of layers of its stages; infinite where these have
+/// no room.
+type Again = BTreeMap<(usize, Vec<Vec<usize>>), f64>;
 
 /// Splits that are left to look at, and what is known of them.
 struct Node {
@@ -95,7 +100,7 @@ pub(crate) struct Interleaved<'q> {
     by_layer: bool,
     /// Whether it is asked then what whole layers compute again at least, and what of that is known.
     asks_for_whole: bool,
-    known_again: again::Known,
+    known_again: Again,
     /// Splits that are left, none before they are looked at.
     open: Vec<Node>,
     /// The best split that was simulated.
@@ -144,7 +149,7 @@ struct Looked {
     /// Rows that were added to programs.
     added: usize,
     /// What ranks compute again at least.
-    again: again::Known,
+    again: Again,
 }
 
 impl<'q> Interleaved<'q> {
@@ -217,7 +222,7 @@ impl<'q> Interleaved<'q> {
             hiding: None,
             by_layer: false,
             asks_for_whole: false,
-            known_again: again::Known::default(),
+            known_again: Again::new(),
             classes,
             limits,
             floor_s,
@@ -401,7 +406,7 @@ impl<'q> Interleaved<'q> {
     ) -> Looked {
         // A program that is begun with some rows takes as long as some that are added.
         let (mut tried, mut added) = (Vec::new(), 1 + rows.len() / 4);
-        let mut found = Found::default();
+        let mut found = Again::new();
         let is_cut_alone = matches!(next, Next::Cut(_));
         let left = || {
             let mut program = Program::new(self.case.layout, &self.classes, &limits, rows)?;
@@ -457,8 +462,8 @@ impl<'q> Interleaved<'q> {
             Ok((Some(point), rows))
         };
         let solved = left();
-        added += found.rows();
-        let again = found.again;
+        added += ROWS_OF_RANK * found.len();
+        let again = found;
         let looked = |left, tried| Looked {
             left,
             tried,
@@ -471,7 +476,7 @@ impl<'q> Interleaved<'q> {
             // Nothing is known of them but what was before.
             Err(Unsolved::Failed) if limits.is_single() => {
                 let sizes: Vec<u32> = limits.stages.iter().map(|[fewest, _]| *fewest).collect();
-                let (step_s, _) = self.step_s(&sizes, &mut Found::default());
+                let (step_s, _) = self.step_s(&sizes, &mut Again::new());
                 tried.push((sizes, step_s));
                 return looked(None, tried);
             }
@@ -509,17 +514,17 @@ impl<'q> Interleaved<'q> {
                 let mut sizes = sizes.clone();
                 sizes[source] -= 1;
                 sizes[target] += 1;
-                let mut found = Found::default();
+                let mut found = Again::new();
                 let (step_s, rows) = self.step_s(&sizes, &mut found);
                 ((sizes, step_s), (rows, found))
             };
             let of_source = |&source| targets.par_iter().map(move |&target| (source, target));
             let each = sources.par_iter().flat_map(of_source);
             let each = each.filter(|(source, target)| source != target);
-            let (all, found): (Vec<_>, Vec<(usize, Found)>) = each.map(one_moved).unzip();
+            let (all, found): (Vec<_>, Vec<(usize, Again)>) = each.map(one_moved).unzip();
             for (rows, found) in found {
-                looked.added += rows + found.rows();
-                looked.again.extend(found.again);
+                looked.added += rows + ROWS_OF_RANK * found.len();
+                looked.again.extend(found);
             }
             let each = all.iter().map(|(sizes, step_s)| (sizes, step_s));
             let next = each.filter_map(with_room).min_by(by_seconds);
@@ -531,7 +536,7 @@ impl<'q> Interleaved<'q> {
 
     /// Seconds of a split, by the layers of each stage, where it has room; at least, where each layer computes again what it may by itself. And
     /// how many rows were added to a program for that.
-    fn step_s(&self, sizes: &[u32], found: &mut Found) -> (Option<f64>, usize) {
+    fn step_s(&self, sizes: &[u32], found: &mut Again) -> (Option<f64>, usize) {
         if let Some(known) = self.seen.get(sizes) {
             return (*known, 0);
         }
@@ -553,7 +558,7 @@ impl<'q> Interleaved<'q> {
 
     /// Seconds that a split takes at least where each layer computes again what it may by itself: those of a program of parts of layers;
     /// none where even these have no room. And how many rows it was given.
-    fn least_of_split_s(&self, sizes: &[u32], found: &mut Found) -> (Option<f64>, usize) {
+    fn least_of_split_s(&self, sizes: &[u32], found: &mut Again) -> (Option<f64>, usize) {
         let limits = Limits::of(self.case.layout, sizes);
         let mut program = match Program::new(self.case.layout, &self.classes, &limits, Vec::new()) {
             Ok(program) => program,

@@ -1,9 +1,8 @@
-//! Memory of pipeline ranks under a choice of recompute sets, and the choices by layer that fit it.
+//! Memory of pipeline ranks under a choice of recompute sets.
 
 use std::iter::repeat_n;
-use std::rc::Rc;
 
-use moefold_profiles::units::{Bytes, GIB, Seconds, Span};
+use moefold_profiles::units::Bytes;
 use moefold_profiles::{ByClass, Dtype, TensorClass};
 
 use super::rank::several;
@@ -14,14 +13,9 @@ use crate::layout::Layout;
 use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, placement};
 use crate::runtime::{Height as _, Level, Running, StageMemory, Stretch, highest};
-use crate::search::by_layer::{self, Chunk};
-use crate::search::by_set::OfSet;
-use crate::search::mix::{self, Alike, Way};
 use crate::search::recompute::Sets;
-use crate::search::schedules::Simulated;
-use crate::search::shape::{Kind, Question, Shape};
-use crate::simulate::{StageTimes, lower_bound};
-use crate::stack::{ByLayer, graphs};
+use crate::search::shape::{Kind, Shape};
+use crate::stack::graphs;
 
 /// A backward pass of a stage in two: that of the layers behind its first, and that of those.
 #[derive(Debug, Clone, Copy)]
@@ -33,9 +27,6 @@ pub(crate) struct Turns {
     /// What the layers behind had saved: by then nothing is left of it.
     pub(crate) gone: Level,
 }
-
-/// How often layers choose anew by what is on the longest path.
-const ROUNDS: usize = 40;
 
 impl StageSplit {
     /// Memory of a pipeline rank that no recompute set changes.
@@ -199,7 +190,7 @@ impl StageSplit {
     }
 
     /// Memory of one of them.
-    fn memory_of(
+    pub(super) fn memory_of(
         &self,
         case: Case<'_>,
         rank: usize,
@@ -361,7 +352,7 @@ impl StageSplit {
     }
 
     /// The stages of a pipeline rank, whole.
-    fn own_memory(
+    pub(super) fn own_memory(
         &self,
         (layout, shape): (&Layout, &Shape),
         rank: usize,
@@ -395,361 +386,6 @@ impl StageSplit {
         ranks.map(of_rank).max().unwrap_or(Bytes::ZERO)
     }
 
-    /// The recompute sets of layers that take the least time of those that fit, if any do, as the stack lets layers differ.
-    pub(crate) fn by_layer(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> Option<Sets> {
-        match case.question.by_layer? {
-            ByLayer::Block => self.fewest_again(case, occupancies),
-            ByLayer::Each => {
-                let chosen = self.each_by_itself(case, occupancies, (&self.alike(), false));
-                chosen.map(|(sets, _)| sets)
-            }
-        }
-    }
-
-    /// The same where each layer chooses, with a shorter step as far as one is found: seconds of a stage count the more the more passes of it
-    /// are on the longest paths of choices before.
-    pub(crate) fn by_layer_in_step(
-        &self,
-        case: Case<'_>,
-        occupancies: &[Vec<Occupancy>],
-        simulated: &Simulated,
-    ) -> Option<Sets> {
-        let simulator = simulated.simulator();
-        let mut passes = vec![u64::from(case.layout.microbatches()); self.stages.len()];
-        let mut weights = self.alike();
-        let mut best: Option<(Span, Sets)> = None;
-        // The first is that of the search.
-        for round in 0..ROUNDS {
-            let found = self.each_by_itself(case, occupancies, (&weights, round > 0));
-            let Some((sets, _)) = found else {
-                if round == 0 {
-                    continue;
-                }
-                break;
-            };
-            let times = self.times(case, &sets);
-            let step = simulator.run(&times).total;
-            let path = simulator.longest(&times);
-            let computes_again =
-                matches!(&sets, Sets::Each(each) if each.iter().any(|set| *set > 0));
-            if best.as_ref().is_none_or(|(least, _)| step < *least) {
-                best = Some((step, sets));
-            }
-            // The one stage of a rank counts for all of it.
-            if case.layout.vpp() == 1 || !computes_again {
-                break;
-            }
-            if round == 0 {
-                continue;
-            }
-            for (passes, more) in passes.iter_mut().zip(&path.backward) {
-                *passes += u64::from(*more);
-            }
-            weights = passes.iter().map(|&passes| passes as f64).collect();
-        }
-        best.map(|(_, sets)| sets)
-    }
-
-    /// Of each stage a second counts as much.
-    fn alike(&self) -> Vec<f64> {
-        vec![1.0; self.stages.len()]
-    }
-
-    /// The fewest layers at the beginning of each stage with which all ranks have room where they alone compute all again:
-    /// no more of them take less time. All of every stage are a choice of their own, but for depths of multi-token
-    /// prediction.
-    fn fewest_again(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> Option<Sets> {
-        let question = case.question;
-        let capacity = question.capacity();
-        // What has not fitted last is likely not to fit next.
-        let mut fullest = 0;
-        let ranks = occupancies.len();
-        self.firsts(question).into_iter().find(|sets| {
-            let mut each = (0..ranks).map(|rank| (fullest + rank) % ranks);
-            let too_full = each.find(|&rank| {
-                let memory = self.memory_of(case, rank, sets, &occupancies[rank]);
-                memory.total() > capacity
-            });
-            fullest = too_full.unwrap_or(fullest);
-            too_full.is_none()
-        })
-    }
-
-    /// One layer at the beginning of each stage computes all again, two, and so on to what is not all of every stage.
-    pub(crate) fn firsts(&self, question: &Question<'_>) -> Vec<Sets> {
-        let most = self.stages.iter().map(Vec::len).max().unwrap_or(0) as u32;
-        let most = most - u32::from(question.model.mtp.is_empty());
-        (1..=most)
-            .map(|layers| first_of_stages(question, layers))
-            .collect()
-    }
-
-    /// The ways to run a stage where each layer chooses by itself.
-    fn chunk<'l>(&self, shape: &'l Shape, stage: usize) -> Chunk<'l> {
-        let (received, sent) = (stage > 0, stage + 1 < self.stages.len());
-        let layers = self.layers(stage);
-        let layers = layers.map(|(_, kind)| shape.kinds[kind].ways.as_slice());
-        let first = (!received).then(|| shape.embedding.memory[0].passes());
-        let last = (!sent).then(|| shape.head.memory[0].passes());
-        let message = (self.message.total(), received, sent);
-        Chunk::new(first.as_ref(), layers.collect(), last.as_ref(), message)
-    }
-
-    /// Seconds of a microbatch that the layers of a rank compute again at least where each chooses by itself, of choices that fit; infinite
-    /// where none does.
-    pub(crate) fn again_at_least_s(
-        &self,
-        case: Case<'_>,
-        rank: usize,
-        occupancies: &[Occupancy],
-    ) -> f64 {
-        let stages = || own(case.layout, rank);
-        let chunks: Vec<Chunk<'_>> = stages()
-            .map(|stage| self.chunk(case.shape, stage))
-            .collect();
-        let chunks: Vec<&Chunk<'_>> = chunks.iter().collect();
-        let rooms = self.rooms(case, rank, occupancies);
-        let all_s = by_layer::least_s(&chunks, (occupancies, &rooms));
-        let layers = stages().flat_map(|stage| self.layers(stage));
-        let once_s: f64 = layers
-            .map(|(_, kind)| case.shape.kinds[kind].backward_s[0])
-            .sum();
-        // Sums are rounded.
-        (all_s * (1.0 - 1e-12) - once_s).max(0.0)
-    }
-
-    /// A choice for each layer by itself, on every rank whose memory it fits, and by rank whether no other has shorter backward passes, of which
-    /// a second of each stage counts so much: see [`by_layer`], which may look at all ways where a rank has several stages, too.
-    fn each_by_itself(
-        &self,
-        case: Case<'_>,
-        occupancies: &[Vec<Occupancy>],
-        (weights, looks_at_all): (&[f64], bool),
-    ) -> Option<(Sets, Vec<bool>)> {
-        let Case {
-            question, shape, ..
-        } = case;
-        // Chunks that are alike are looked at once.
-        let mut known: Vec<(usize, Rc<Chunk<'_>>)> = Vec::new();
-        let mut chunk = |stage: usize| -> Rc<Chunk<'_>> {
-            let ends = |stage: usize| [stage > 0, stage + 1 < self.stages.len()];
-            let alike = |(known, _): &&(usize, Rc<Chunk<'_>>)| {
-                self.runs[*known] == self.runs[stage] && ends(*known) == ends(stage)
-            };
-            if let Some((_, chunk)) = known.iter().find(alike) {
-                return Rc::clone(chunk);
-            }
-            let chunk = Rc::new(self.chunk(shape, stage));
-            known.push((stage, Rc::clone(&chunk)));
-            chunk
-        };
-        let (mut sets, mut are_known) = (vec![0; question.kind_of.len()], Vec::new());
-        for (rank, occupancies) in occupancies.iter().enumerate() {
-            let own = own(case.layout, rank);
-            let chunks: Vec<Rc<Chunk<'_>>> = own.clone().map(&mut chunk).collect();
-            let chunks: Vec<&Chunk<'_>> = chunks.iter().map(Rc::as_ref).collect();
-            let rooms = self.rooms(case, rank, occupancies);
-            let weights: Vec<f64> = own.clone().map(|stage| weights[stage]).collect();
-            let looks_at_all = looks_at_all || chunks.len() == 1;
-            let under = (&occupancies[..], &rooms[..]);
-            let found = by_layer::fastest(&chunks, under, (&weights, looks_at_all))?;
-            are_known.push(found.is_known);
-            for (stage, chosen) in own.zip(found.sets) {
-                for (&layer, set) in self.stages[stage].iter().zip(chosen) {
-                    sets[layer as usize] = set;
-                }
-            }
-        }
-        Some((Sets::Each(sets), are_known))
-    }
-
-    /// No schedule runs a step in less, whatever each layer recomputes; nothing where it all fits as it is.
-    ///
-    /// What a rank keeps beyond its room it lets go of at the best rate of its layers, at each instant. Where only the first
-    /// layers of stages compute anything again, one does of each.
-    pub(crate) fn by_layer_bound(
-        &self,
-        case: Case<'_>,
-        occupancies: &[Vec<Occupancy>],
-    ) -> Option<Span> {
-        if case.question.by_layer == Some(ByLayer::Block) {
-            let plain = &case.question.choices[0];
-            let capacity = case.question.capacity();
-            let too_full = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
-                self.memory_of(case, rank, plain, occupancies).total() > capacity
-            };
-            let fits = !occupancies.iter().enumerate().any(too_full);
-            return (!fits).then(|| self.bound(case, &first_of_stages(case.question, 1)));
-        }
-        let (layout, shape) = (case.layout, case.shape);
-        let plain = &case.question.choices[0];
-        let mut fits = true;
-        let more_s = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
-            let own = own(case.layout, rank);
-            let memory = self.own_memory((layout, shape), rank, plain);
-            let rooms = self.rooms(case, rank, occupancies);
-            let mut more_s = 0.0_f64;
-            for (at, room) in occupancies.iter().zip(rooms) {
-                let counts = || at.live.iter().zip(&at.kept);
-                let kept: i64 = (memory.iter().zip(counts()))
-                    .map(|(memory, (&live, &kept))| {
-                        memory.passes.saved.total() * i64::from(live)
-                            + memory.passes.kept.total() * i64::from(kept)
-                    })
-                    .sum();
-                fits &= kept + memory[at.chunk].running(at.running).total() <= room;
-                let rate = own.clone().zip(counts()).map(|(stage, (&live, &kept))| {
-                    let kinds = self.runs[stage].iter();
-                    let rates = kinds.map(|&(kind, _)| {
-                        let kind = &shape.kinds[kind];
-                        let passes = kind.memory[0].passes().totals();
-                        by_layer::best_saver(&kind.ways, kind.backward_s[0], &passes, [live, kept])
-                    });
-                    rates.fold(0.0, f64::max)
-                });
-                let over = (kept - room).max(0) as f64;
-                if over > 0.0 {
-                    more_s = more_s.max(over / rate.fold(0.0, f64::max));
-                }
-            }
-            more_s
-        };
-        let more_s: Vec<f64> = occupancies.iter().enumerate().map(more_s).collect();
-        let times = self.times_with(case, &more_s);
-        (!fits).then(|| lower_bound(layout.places(), layout.microbatches(), &times))
-    }
-
-    /// Durations where nothing is computed again but what takes each rank so many seconds of a microbatch, at least: its last stage
-    /// has them. Of passes that hide nothing of each other.
-    fn times_with(&self, case: Case<'_>, more_s: &[f64]) -> StageTimes {
-        let plain = &case.question.choices[0];
-        let mut times = self.times(case, plain);
-        assert!(times.hidden.is_none(), "layers do not choose there");
-        for (rank, more_s) in more_s.iter().enumerate() {
-            let own = own(case.layout, rank);
-            let last = own.clone().last().expect("a rank has a stage");
-            // Stages are rounded one by one.
-            let others = u64::from(case.layout.vpp()) - 1;
-            let more = Span(((more_s.min(1e9) * 1e9) as u64).saturating_sub(others));
-            // What passes wait for, and what is reduced after the last, may be hidden under it.
-            let waits = if case.question.shards_gradients() {
-                // Gathers of a forward pass come after reductions of the microbatch before.
-                let waits = self.waits(case, rank, plain);
-                let both = [
-                    waits.forward + waits.backward,
-                    waits.first_forward + waits.last_backward,
-                ];
-                both.map(|seconds| Seconds(seconds).to_span())
-            } else {
-                [Span::ZERO; 2]
-            };
-            let hidden = if Self::hides_reductions(case) && !case.question.shards_gradients() {
-                let behind = Seconds(self.reduced_last_s(case, rank)).to_span();
-                let less = Seconds(more.seconds().0 * self.hides_at_most()).to_span();
-                let reduce = &mut times.reduce[rank];
-                *reduce = (*reduce - less.min(*reduce)).max(behind.min(*reduce));
-                Span::ZERO
-            } else {
-                own.map(|stage| times.reduce[stage]).sum()
-            };
-            times.backward[last] += more - waits[0].min(more);
-            times.last_backward[last] += more - (waits[1] + hidden).min(more);
-        }
-        times
-    }
-
-    /// Bytes that the stages of a rank may take at some instants.
-    fn rooms(&self, case: Case<'_>, rank: usize, occupancies: &[Occupancy]) -> Vec<i64> {
-        let own = own(case.layout, rank);
-        let kinds = own.flat_map(|stage| self.each_kind(case.shape, stage));
-        let beside: i64 = kinds
-            .map(|(kind, count)| kind.memory.alike().beside.total() * i64::from(count))
-            .sum();
-        let room = self.room(case.question, rank) - beside;
-        let sent = |at: &Occupancy| self.message.total() * i64::from(at.messages);
-        occupancies.iter().map(|at| room - sent(at)).collect()
-    }
-
-    /// Bytes of a rank's tensors that fit beside those that no recompute set changes. Allocated memory may be
-    /// so much that with its fragmentation it fits.
-    fn room(&self, question: &Question<'_>, rank: usize) -> i64 {
-        let held = self.held[rank];
-        let overhead = held[TensorClass::Overhead].0 as f64;
-        let all = question.capacity().0 as f64 - overhead;
-        let allocated = (all / (1.0 + question.stack.fragmentation())).floor();
-        allocated as i64 - (held.total().0 as i64 - overhead as i64)
-    }
-
-    /// What the step could shrink to if every layer chose its recompute set by itself: see [`crate::search::mix`]. No choice for
-    /// each layer runs this layout and split in less.
-    pub(crate) fn mixed_bound_s(
-        &self,
-        case: Case<'_>,
-        occupancies: &[Vec<Occupancy>],
-        simulated: &Simulated,
-    ) -> f64 {
-        let (layout, shape) = (case.layout, case.shape);
-        let plain = &case.question.choices[0];
-        let chosen = self.each_by_itself(case, occupancies, (&self.alike(), false));
-        let more_s = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
-            if let Some((Sets::Each(sets), are_known)) = &chosen
-                && are_known[rank]
-            {
-                let layers = own(layout, rank).flat_map(|stage| self.layers(stage));
-                let again =
-                    layers.map(|(layer, kind)| shape.kinds[kind].again_s(sets[layer as usize]));
-                return again.sum::<f64>() * (1.0 - 1e-9);
-            }
-            let memory = self.own_memory((layout, shape), rank, plain);
-            let mut rooms: Vec<f64> = self
-                .rooms(case, rank, occupancies)
-                .into_iter()
-                .map(|room| room as f64)
-                .collect();
-            let mut groups = Vec::new();
-            for (stage, memory) in own(layout, rank).zip(&memory) {
-                let chunk = layout.places().chunk_of(stage as u32) as usize;
-                let live: Vec<u32> = occupancies.iter().map(|at| at.live[chunk]).collect();
-                // What is kept of the ends of the model and of messages, and of gradients of weights at least.
-                let mut ends = memory.passes.saved.total();
-                let mut kept = 0;
-                let kinds = shape.kinds.iter().zip(&self.counts[stage]);
-                for (kind, &layers) in kinds.filter(|(_, layers)| **layers > 0) {
-                    let saved = |memory: &OfSet| memory.passes().saved.total();
-                    ends -= i64::from(layers) * saved(&kind.memory[0]);
-                    let each = kind.memory.distinct().iter();
-                    let least = each.map(|memory| memory.passes().kept.total()).min();
-                    kept += i64::from(layers) * least.unwrap_or(0);
-                    let ways = kind.memory.iter().enumerate();
-                    let ways = ways.map(|(set, memory)| Way {
-                        seconds: kind.again_s(set),
-                        gib: saved(memory) as f64 / GIB as f64,
-                    });
-                    groups.push(Alike {
-                        layers,
-                        live: live.clone(),
-                        ways: ways.collect(),
-                    });
-                }
-                for (room, at) in rooms.iter_mut().zip(occupancies) {
-                    *room -= ends as f64 * f64::from(at.live[chunk]);
-                    *room -= kept as f64 * f64::from(at.kept[chunk]);
-                }
-            }
-            let rooms: Vec<f64> = rooms.iter().map(|room| room / GIB as f64).collect();
-            // As exact as solvers are.
-            mix::least_work(&groups, &rooms).unwrap_or(0.0) * (1.0 - 1e-9)
-        };
-        let more_s: Vec<f64> = occupancies.iter().enumerate().map(more_s).collect();
-        let times = self.times_with(case, &more_s);
-        let step = if layout.vpp() == 1 {
-            simulated.simulator().run(&times).total
-        } else {
-            lower_bound(layout.places(), layout.microbatches(), &times)
-        };
-        step.seconds().0
-    }
-
     /// Buffers that stay: one for each shape of weight, workspaces.
     fn buffers(&self, case: Case<'_>, rank: usize) -> Bytes {
         let question = case.question;
@@ -764,12 +400,6 @@ impl StageSplit {
         let has_experts = question.model.num_moe_layers() > 0;
         case.shape.shape_buffer(kinds) + question.stack.workspace(has_experts)
     }
-}
-
-/// So many layers at the beginning of each stage compute all again, which comes last of all sets.
-fn first_of_stages(question: &Question<'_>, layers: u32) -> Sets {
-    let set = question.sets.len() - 1;
-    Sets::First { layers, set }
 }
 
 /// Context, communicators of the groups that have more than one rank, and dispatcher buffers.

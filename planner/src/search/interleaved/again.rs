@@ -4,29 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::program::{Limits, Line, Point, Row, Unsolved};
-use super::{Interleaved, StageSplit, own};
+use super::{Again, Interleaved, StageSplit, own};
 
 /// Of how many ways to divide the layers of a rank between its stages, at most, the least is looked for.
 const DIVISIONS: usize = 64;
-/// As many rows of a program as one takes.
-const ROWS: usize = 6;
-
-/// Seconds by rank and by the kinds of layers of its stages; infinite where these have no room.
-pub(super) type Known = BTreeMap<(usize, Vec<Vec<usize>>), f64>;
-
-/// What some looks found that was not known before them.
-#[derive(Default)]
-pub(super) struct Found {
-    pub(super) again: Known,
-}
-
-impl Found {
-    /// As many rows of a program as it took.
-    pub(super) fn rows(&self) -> usize {
-        ROWS * self.again.len()
-    }
-}
-
 impl Interleaved<'_> {
     /// How much ranks compute again at least within some limits, as near as can be where a point has their layers.
     ///
@@ -36,7 +17,7 @@ impl Interleaved<'_> {
         &self,
         limits: &Limits,
         point: &Point,
-        found: &mut Found,
+        found: &mut Again,
     ) -> Result<Vec<Row>, Unsolved> {
         if !self.asks_for_whole {
             return Ok(Vec::new());
@@ -62,7 +43,7 @@ impl Interleaved<'_> {
         &self,
         limits: &Limits,
         rank: usize,
-        found: &mut Found,
+        found: &mut Again,
     ) -> Option<Vec<[f64; 2]>> {
         let stages: Vec<usize> = own(self.case.layout, rank).collect();
         let ends = limits.boundaries(self.classes.layers());
@@ -116,12 +97,12 @@ impl Interleaved<'_> {
     }
 
     /// Seconds that a rank computes again at least with some layers in each of its stages.
-    fn again_of(&self, rank: usize, layers: Vec<Range<usize>>, found: &mut Found) -> f64 {
+    fn again_of(&self, rank: usize, layers: Vec<Range<usize>>, found: &mut Again) -> f64 {
         let kinds = layers
             .iter()
             .map(|own| self.case.question.kind_of[own.clone()].to_vec());
         let key = (rank, kinds.collect());
-        if let Some(seconds) = self.known_again.get(&key).or_else(|| found.again.get(&key)) {
+        if let Some(seconds) = self.known_again.get(&key).or_else(|| found.get(&key)) {
             return *seconds;
         }
         let mut all = vec![Vec::new(); self.case.layout.stages() as usize];
@@ -130,7 +111,7 @@ impl Interleaved<'_> {
         }
         let split = StageSplit::new(self.case, all);
         let seconds = split.again_at_least_s(self.case, rank, &self.occupancies[rank]);
-        found.again.insert(key, seconds);
+        found.insert(key, seconds);
         seconds
     }
 }

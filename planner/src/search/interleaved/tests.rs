@@ -447,7 +447,7 @@ fn looked_through(splits: &mut Interleaved<'_>, each: &[(Vec<u32>, f64)]) -> f64
         "{layout:?}: {least_s} {best_s}"
     );
     for (sizes, best_s) in each.iter().filter(|(_, best_s)| *best_s < f64::INFINITY) {
-        let (own_s, _) = splits.least_of_split_s(sizes, &mut Found::default());
+        let (own_s, _) = splits.least_of_split_s(sizes, &mut Again::new());
         assert!(
             own_s.is_some_and(|own_s| own_s <= best_s * (1.0 + NEAR)),
             "{layout:?} {sizes:?}: {own_s:?} {best_s}"
@@ -460,7 +460,7 @@ fn looked_through(splits: &mut Interleaved<'_>, each: &[(Vec<u32>, f64)]) -> f64
 fn ranks_compute_again(splits: &Interleaved<'_>, sizes: &[u32], choices: &[&Sets]) -> usize {
     let (case, stages) = (splits.case, stages_of(sizes));
     let limits = Limits::of(case.layout, sizes);
-    let mut found = Found::default();
+    let mut found = Again::new();
     let ranks = 0..limits.ranks.len();
     let known = ranks.filter(|&rank| {
         let points = splits.least_of_rank(&limits, rank, &mut found);
