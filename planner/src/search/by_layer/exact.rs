@@ -1,9 +1,9 @@
 //! The choice of a rank that takes the least time of all that fit it, where there are not too many ways to look at.
 //!
-//! At one instant a rank is a knapsack: what its layers save, keep and work in there at least is to fit its room. What the layers that are
-//! left take at least in what is left of that room is known before, so a way is looked at only where with the best of these it may be faster than what was
-//! found, and no other beats it: dynamic programming with states that a relaxation fathoms (Morin and Marsten, Branch-and-bound strategies
-//! for dynamic programming, 1976).
+//! At one instant a rank is a knapsack: what its layers save, keep and work in there at least is to fit its room. It is known before what
+//! layers take at least in so much of that room. So a way to run the first of them is looked at only where no other beats it, and where it may be
+//! faster with the best of the others than what was found: dynamic programming with states that a relaxation fathoms (Morin and Marsten,
+//! Branch-and-bound strategies for dynamic programming, 1976).
 
 use super::{Chunk, LayersWay, Row, Way, array, first_unbeaten, held, passes, taken, then};
 use crate::memory::Occupancy;
@@ -12,8 +12,9 @@ use crate::search::savers::best_steps;
 
 /// Ways of which none is let go of.
 const MANY: usize = 1000;
-/// Ways of two chunks together that are looked at, and those of knapsacks that are kept apart.
+/// Ways of two chunks together that are looked at.
 const PAIRS: usize = 200_000;
+/// Ways by what they take at an instant that are kept apart.
 const APART: usize = if cfg!(test) { 24 } else { 400 };
 
 /// Ways are too many to look at all.
