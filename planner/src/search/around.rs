@@ -141,7 +141,8 @@ fn degrees(
 }
 
 /// Moves layers of the first plans between stages, looks for better splits of those that have several stages a rank, of `variants` of the
-/// best too, and last for what splits of the best may take less still: all where these are few, else the best of all. Then once more for better splits of those that take hardly longer. Whether the search was stopped before that.
+/// best too, and last for what splits of the best may take less still: all where these are few, else the best of all. Then once more for
+/// better splits of those that take hardly longer. Whether the search was stopped before that.
 fn stages(
     asked: &Asked<'_>,
     (plan, open, is_stopped): (&Search, &SplitsBelow, &dyn Fn() -> bool),

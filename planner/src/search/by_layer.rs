@@ -300,22 +300,12 @@ fn fast(
     // Instants tell more ways apart than passes do.
     let most = (MOST / chunks.len()).max(8);
     // Of a chunk the ways that are tried, each with its place, and what it takes at each instant.
-    let tried = |number: usize| -> Vec<Way<Vec<i64>>> {
-        let ways = chunks[number].row.last();
+    let tried = chunks.iter().enumerate().map(|(number, chunk)| {
+        let ways = chunk.row.last();
         let places = spread(ways, most).into_iter();
-        let of = |place: usize| {
-            let own = passes(ways[place].bytes);
-            let taken = occupancies.iter().map(|at| taken(&own, number, at));
-            Way {
-                seconds: ways[place].seconds * weights[number],
-                bytes: taken.collect(),
-                before: 0,
-                choice: place,
-            }
-        };
-        places.map(of).collect()
-    };
-    let tried: Vec<Vec<Way<Vec<i64>>>> = (0..chunks.len()).map(tried).collect();
+        at_instants(ways, places, (number, weights[number]), occupancies)
+    });
+    let tried: Vec<Vec<Way<Vec<i64>>>> = tried.collect();
     let (last, earlier) = tried.split_last()?;
     let mut row = Row::new(room.iter().map(|room| -room).collect::<Vec<i64>>());
     for (number, ways) in earlier.iter().enumerate() {
@@ -349,6 +339,26 @@ fn fast(
     choices.push(choice);
     let sets = |(chunk, place): (&&Chunk<'_>, usize)| chunk.row.choices(place);
     Some((seconds, chunks.iter().zip(choices).map(sets).collect()))
+}
+
+/// Ways of a chunk at some places by what they take at each instant, each with its place; a second of the chunk counts so much.
+fn at_instants(
+    ways: &[LayersWay],
+    places: impl Iterator<Item = usize>,
+    (number, weight): (usize, f64),
+    occupancies: &[Occupancy],
+) -> Vec<Way<Vec<i64>>> {
+    let of = |place: usize| {
+        let own = passes(ways[place].bytes);
+        let taken = occupancies.iter().map(|at| taken(&own, number, at));
+        Way {
+            seconds: ways[place].seconds * weight,
+            bytes: taken.collect(),
+            before: 0,
+            choice: place,
+        }
+    };
+    places.map(of).collect()
 }
 
 /// The least that some chunks take at each of some instants.

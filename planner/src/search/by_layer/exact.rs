@@ -5,7 +5,10 @@
 //! faster with the best of the others than what was found: dynamic programming with states that a relaxation fathoms (Morin and Marsten,
 //! Branch-and-bound strategies for dynamic programming, 1976).
 
-use super::{Chunk, LayersWay, Row, Way, array, first_unbeaten, held, passes, taken, then};
+use super::{
+    Chunk, LayersWay, Row, Way, array, at_instants, fewest, first_unbeaten, held, passes, taken,
+    then,
+};
 use crate::memory::Occupancy;
 use crate::runtime::Passes;
 use crate::search::savers::best_steps;
@@ -140,21 +143,11 @@ impl<'r, 'l> Knapsack<'r, 'l> {
         let each: Vec<Row<[i64; 5]>> = chunks
             .map(|number| self.ways(number, below_s))
             .collect::<Result<_, _>>()?;
-        let tried = |(number, row): (usize, &Row<[i64; 5]>)| -> Vec<Way<Vec<i64>>> {
-            let ways = row.last().iter().enumerate();
-            let of = |(choice, way): (usize, &LayersWay)| {
-                let own = passes(way.bytes);
-                let bytes = occupancies.iter().map(|at| taken(&own, number, at));
-                Way {
-                    seconds: way.seconds * self.weights[number],
-                    bytes: bytes.collect(),
-                    before: 0,
-                    choice,
-                }
-            };
-            ways.map(of).collect()
-        };
-        let tried: Vec<Vec<Way<Vec<i64>>>> = each.iter().enumerate().map(tried).collect();
+        let tried = each.iter().enumerate().map(|(number, row)| {
+            let chunk = (number, self.weights[number]);
+            at_instants(row.last(), 0..row.last().len(), chunk, occupancies)
+        });
+        let tried: Vec<Vec<Way<Vec<i64>>>> = tried.collect();
         let later = self.later(below_s);
         let mut row = Row::new(room.iter().map(|room| -room).collect::<Vec<i64>>());
         for (number, own) in tried.iter().enumerate() {
@@ -162,7 +155,7 @@ impl<'r, 'l> Knapsack<'r, 'l> {
                 return Err(TooMany);
             }
             let behind = number + 1;
-            let fewest = super::fewest(&tried[behind..], room.len());
+            let fewest = fewest(&tried[behind..], room.len());
             let beside: i64 = self.beside[behind..].iter().sum();
             let mut ways = row.ways(own, |before, own| {
                 let left = -(before.bytes[instant] + own.bytes[instant]) - beside;
