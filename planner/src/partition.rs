@@ -464,6 +464,9 @@ impl Line {
             let mut next = vec![u128::MAX; layers + 1];
             for to in self.needs(stage)..=layers {
                 for from in (0..=to - self.needs(stage)).rev() {
+                    if total[from] == u128::MAX {
+                        continue;
+                    }
                     let weight = weight(stage, from, to).filter(|[floor, _]| *floor <= cap);
                     let Some([floor, weight]) = weight else {
                         break;
@@ -472,7 +475,7 @@ impl Line {
                         // With more layers it only adds more.
                         break;
                     }
-                    if weight > cap || total[from] == u128::MAX {
+                    if weight > cap {
                         continue;
                     }
                     let sum = add(total[from], weight);

@@ -120,13 +120,13 @@ fn first_again_s(case: Case<'_>, sets: &Sets) -> impl Fn(u32, usize) -> f64 {
     }
 }
 
-/// The least seconds in which ranks, each with room for so many layers at most, can do all of them.
+/// The least seconds in which ranks, each with room for so many layers at most, can do all of them; or `within_s`, where that is less.
 ///
 /// A rank begins when a microbatch has passed a stage of each rank before it, and where backward passes are whole, it ends as long
 /// before the step does ([`crate::simulate::lower_bound`]). So in a given time it does so many whole layers at most, were all as
 /// light as the lightest of some kinds; and all ranks together have to do as many as there are of these kinds. Of the layers of a
 /// rank some take longer: those at the beginning of its stages that sets name, and those that have to for want of room.
-fn least_of_ranks_s(case: Case<'_>, sets: &Sets, most: &Most) -> f64 {
+fn least_of_ranks_s(case: Case<'_>, sets: &Sets, most: &Most, within_s: f64) -> f64 {
     let (question, layout) = (case.question, case.layout);
     // Stages are rounded to nanoseconds, by half of one at most in each pass.
     let passes =
@@ -167,16 +167,17 @@ fn least_of_ranks_s(case: Case<'_>, sets: &Sets, most: &Most) -> f64 {
                     .as_ref()
                     .map_or(Some(0.0), |alike| alike.again_s(rank as usize, layers));
                 let again = again?.max(first_s(rank, layers));
-                Some(beside_s + microbatches * (*each * layers as f64 + again))
+                let done = beside_s + microbatches * (*each * layers as f64 + again);
+                Some(done).filter(|done| *done < within_s + rounded_s)
             })
         };
         let mut done: Vec<f64> = (0..layout.pp()).flat_map(of_rank).collect();
-        done.sort_by(f64::total_cmp);
-        match done.get(count - 1) {
-            Some(&all) => least = least.max(all),
-            // Ranks have no room for them.
-            None => return f64::INFINITY,
+        if done.len() < count {
+            // Ranks have no room for them, or not the time.
+            return within_s;
         }
+        let (_, all, _) = done.select_nth_unstable_by(count - 1, f64::total_cmp);
+        least = least.max(*all);
     }
     least - rounded_s
 }
@@ -197,12 +198,17 @@ pub(crate) fn least_s(case: Case<'_>, sets: &Sets, most: &Most, within_s: f64) -
     if floor >= within_s {
         return within_s;
     }
-    let least = if stages_add_up(case) {
-        least_of_cuts_s(case, sets, most, within_s)
+    floor.max(least_in_stages_s(case, sets, most, within_s))
+}
+
+/// The same by what ranks and stages are, beside the work of all layers.
+fn least_in_stages_s(case: Case<'_>, sets: &Sets, most: &Most, within_s: f64) -> f64 {
+    let least = least_of_ranks_s(case, sets, most, within_s);
+    if least < within_s && stages_add_up(case) {
+        least.max(least_of_cuts_s(case, sets, most, within_s))
     } else {
-        least_of_ranks_s(case, sets, most)
-    };
-    floor.max(least).min(within_s)
+        least.min(within_s)
+    }
 }
 
 /// The same where `layers` at the beginning of each stage take some set and the others the first; or `within_s`, where
@@ -232,12 +238,7 @@ fn least_of_block_s(
         return within_s;
     }
     let sets = Sets::First { layers, set };
-    let least = if stages_add_up(case) {
-        least_of_cuts_s(case, &sets, most, within_s)
-    } else {
-        least_of_ranks_s(case, &sets, most)
-    };
-    floor.max(least).min(within_s)
+    floor.max(least_in_stages_s(case, &sets, most, within_s))
 }
 
 /// Seconds that no cut into stages takes less than, whatever else a step has than its layers; or `within_s`, where that is
