@@ -300,6 +300,10 @@ pub struct SearchRecord {
     /// or, where each may, chose their recompute sets in other ways; as a fraction of its step time. 0 where
     /// memory is the objective: no bound is known. Where the search was stopped, also what it has not looked at.
     pub gap: f64,
+    /// The same of all other layouts, whose layers are split by a rule where nobody looks closer: what they could gain on the first plan. Absent
+    /// where this was not asked, which takes a time limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gap_of_others: Option<f64>,
     /// By how much of its step time, at least, the second plan must be slower than the first to be told
     /// apart from it; absent of a single plan. See [`crate::plan::Predicted::step_s_low`] for how sure
     /// each is by itself.

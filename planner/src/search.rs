@@ -26,6 +26,7 @@ mod longest;
 mod mix;
 mod moments;
 mod offload;
+mod others;
 mod otherwise;
 mod predict;
 mod questions;
@@ -73,11 +74,12 @@ pub use asked::Asked;
 pub use longest::{Lengths, longest};
 pub use unsearched::unsearched;
 
-use around::{around, near, num_kept};
+use around::{Means, around, near, num_kept};
 use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
 use judged::{Candidates, candidates};
 use least::{Open, Splits, open_splits};
+use others::{Other, others, splits_of_others};
 use predict::Priced;
 use questions::questions;
 use request::{nearest, nearest_gpus};
@@ -121,9 +123,16 @@ pub fn plan(
 /// What is close to the best is tried too: all virtual stages and microbatches at its degrees, and moves of layers between
 /// stages, of the first plans too.
 pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
-    plan_kept(asked, num_kept(asked.options), (f64::INFINITY, &[]))
-        .map(|found| {
-            let (mut plans, mut search) = around(asked, found, (&plan_priced, &splits_below));
+    let kept = num_kept(asked.options);
+    plan_kept(asked, kept, (f64::INFINITY, &[]), others)
+        .map(|(found, others)| {
+            let means = Means {
+                plan: &plan_priced,
+                open: &splits_below,
+                others: &others_below,
+                of_others: &splits_of_others_below,
+            };
+            let (mut plans, mut search) = around(asked, (found, others), means);
             say_moved(&plans, asked.options, &mut search);
             plans.truncate(asked.options.top);
             answered(asked, (plans, search))
@@ -204,19 +213,23 @@ fn plan_priced(
     below: f64,
     splits: &[Vec<Vec<u32>>],
 ) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
-    plan_kept(asked, asked.options.top, (below, splits))
+    let top = asked.options.top;
+    let found = plan_kept(asked, top, (below, splits), |_, _, _, _| ());
+    found.map(|(found, ())| found)
 }
 
-/// The same, with some more than are wanted, `kept` in all, of those that are near to the best.
-fn plan_kept(
+/// The same, with some more than are wanted, `kept` in all, of those that are near to the best, and with what is said of all layouts
+/// beside the best.
+fn plan_kept<T>(
     asked: &Asked<'_>,
     kept: usize,
     (below, splits): (f64, &[Vec<Vec<u32>>]),
-) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
+    of_all: impl FnOnce(&[Question<'_>], &[Unit<'_>], f64, &Looks<'_>) -> T,
+) -> Result<((Vec<Priced>, SearchRecord), T), PlanError> {
     with_questions(asked, |questions, rules| {
         let with_splits = |question| Question { splits, ..question };
         let mut questions: Vec<_> = questions.into_iter().map(with_splits).collect();
-        plan_questions(asked, (kept, below), &mut questions, rules)
+        plan_questions(asked, (kept, below), (&mut questions, rules), of_all)
     })
 }
 
@@ -233,12 +246,12 @@ fn with_questions<T>(
     work(questions, &rules)
 }
 
-fn plan_questions(
+fn plan_questions<T>(
     asked: &Asked<'_>,
     (kept, below): (usize, f64),
-    questions: &mut [Question<'_>],
-    rules: &Rules,
-) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
+    (questions, rules): (&mut [Question<'_>], &Rules),
+    of_all: impl FnOnce(&[Question<'_>], &[Unit<'_>], f64, &Looks<'_>) -> T,
+) -> Result<((Vec<Priced>, SearchRecord), T), PlanError> {
     let Asked {
         cluster,
         gpus,
@@ -308,6 +321,8 @@ fn plan_questions(
         gap = gap.max(1.0 - left.floor / best.score(options.objective));
     }
     let unseen = unseen.map(|left| left.children);
+    let looks = Looks::new(watch, Phase::Bounding, units.len());
+    let of_all = of_all(questions, &units, best.step_s, &looks);
     let priced = all_priced(questions, &ranking);
     let mut search = SearchRecord {
         told_apart: None,
@@ -322,6 +337,7 @@ fn plan_questions(
         elapsed_s: 0.0,
         optimal: unseen.is_none() && of_layout == Some(0.0),
         gap,
+        gap_of_others: None,
         feasible: tally.feasible,
         survey: (options.survey && unseen.is_none())
             .then(|| survey(questions, &units, watch))
@@ -332,7 +348,7 @@ fn plan_questions(
         let (feasible, steps) = (&mut search.feasible, options.front);
         known.front(questions, &units, best, (feasible, steps), watch);
     }
-    Ok((priced, search))
+    Ok(((priced, search), of_all))
 }
 
 /// Splits of the layout that is asked for which may take less than so many seconds; none where that cannot be told.
@@ -348,6 +364,28 @@ fn splits_below(asked: &Asked<'_>, below_s: f64, which: Splits) -> Option<Open> 
             open.add(open_splits(questions, unit, (below_s, which), &looks));
         }
         Some(open)
+    })
+}
+
+/// Layouts of a request that may take less than a plan of it as some split has their layers; nothing where that cannot be told.
+fn others_below(asked: &Asked<'_>, best_s: f64) -> Option<Vec<Other>> {
+    let layouts = |questions: &[Question<'_>], rules: &Rules| {
+        let found = candidates(questions, asked.gpus, rules, asked.watch);
+        found.ok().map(|found| found.layouts)
+    };
+    with_units(asked, layouts, |questions, units| {
+        let looks = Looks::new(asked.watch, Phase::Bounding, units.len());
+        Some(others(questions, units, best_s, &looks))
+    })
+}
+
+/// By layout, splits of some that may take less than so many seconds; nothing where the search is stopped.
+fn splits_of_others_below(asked: &Asked<'_>, below: (&[Other], f64)) -> Option<Vec<Open>> {
+    let layouts = below.0.iter().map(|other| other.layout);
+    let layouts = |_: &[Question<'_>], _: &Rules| Some(layouts.collect());
+    with_units(asked, layouts, |questions, units| {
+        let looks = Looks::new(asked.watch, Phase::Looking, units.len());
+        Some(splits_of_others(questions, units, below, &looks))
     })
 }
 

@@ -586,7 +586,8 @@ fn search(answer: &Answer) -> String {
         format::grouped(search.priced)
     );
     if search.optimal {
-        line(&mut out, "#1 is the best of them under the cost model.");
+        let best = crate::findings::is_best(search);
+        line(&mut out, &format!("#1 is {best}."));
     } else {
         line(
             &mut out,
@@ -797,6 +798,14 @@ mod tests {
         let text = plan_table(&answer, &[]);
         let part =
             "the search was stopped, and 41 223 that it has not looked at could gain at most 2.0%";
+        assert!(text.contains(part), "{text}");
+        (answer.search.gap, answer.search.gap_of_others) = (0.0, Some(0.03));
+        let text = plan_table(&answer, &[]);
+        let part = "; other layouts could gain at most 3.0% with their layers split otherwise.";
+        assert!(text.contains(part), "{text}");
+        (answer.search.optimal, answer.search.gap_of_others) = (true, Some(0.0));
+        let text = plan_table(&answer, &[]);
+        let part = "#1 is the best of them under the cost model, however their layers are split.";
         assert!(text.contains(part), "{text}");
     }
 

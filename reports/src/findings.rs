@@ -423,7 +423,7 @@ fn search_of(name: &str, search: &SearchRecord) -> String {
         format::grouped(search.priced)
     );
     if search.optimal {
-        text.push_str("; its first plan is the best of them under the cost model.");
+        text = format!("{text}; its first plan is {}.", is_best(search));
     } else {
         text = format!(
             "{text}; under the cost model its first plan is the best of those priced, and {}.",
@@ -433,8 +433,29 @@ fn search_of(name: &str, search: &SearchRecord) -> String {
     text
 }
 
+/// What the first plan is where it is proven best.
+pub(crate) fn is_best(search: &SearchRecord) -> &'static str {
+    match search.gap_of_others {
+        Some(_) => "the best of them under the cost model, however their layers are split",
+        None => "the best of them under the cost model",
+    }
+}
+
 /// What is left to gain where the first plan is not proven best.
 pub(crate) fn left_open(search: &SearchRecord) -> String {
+    let of_others = search.gap_of_others.filter(|gap| *gap > 0.0).map(|gap| {
+        let gap = format::percent(gap);
+        format!("other layouts could gain at most {gap} with their layers split otherwise")
+    });
+    match of_others {
+        Some(of_others) if search.gap == 0.0 => of_others,
+        Some(of_others) => format!("{}, and {of_others}", own_left_open(search)),
+        None => own_left_open(search),
+    }
+}
+
+/// The same but for what other layouts could gain.
+fn own_left_open(search: &SearchRecord) -> String {
     let gap = format::percent(search.gap);
     match search.unseen {
         Some(0) if search.gap < 1.0 => {

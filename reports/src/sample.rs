@@ -204,6 +204,7 @@ pub(crate) fn answer(count: usize) -> Answer {
             elapsed_s: 1.84,
             optimal: true,
             gap: 0.0,
+            gap_of_others: None,
             feasible,
             survey: Some(survey()),
             inside_domain: None,

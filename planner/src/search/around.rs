@@ -7,13 +7,15 @@ use rayon::prelude::*;
 use super::asked::Asked;
 use super::interleaved::NEAR;
 use super::least::{Open, Splits};
+use super::others::Other;
 use super::predict::Priced;
 use super::watch::{Aim, Progress, Watch, aimed, unwatched};
 use crate::answer::{Candidate, InsideDomain, SearchRecord};
 use crate::choice::Objective;
 use crate::layout::PartialDegrees;
-use crate::options::{PlanError, SearchOptions};
+use crate::options::{Effort, PlanError, SearchOptions};
 use crate::partition;
+use crate::plan::LayoutRecord;
 
 /// Finds the plans that score less than something, best first, of some splits or of those that it chooses.
 type Search = dyn Fn(&Asked<'_>, f64, &[Vec<Vec<u32>>]) -> Result<(Vec<Priced>, SearchRecord), PlanError>
@@ -21,6 +23,21 @@ type Search = dyn Fn(&Asked<'_>, f64, &[Vec<Vec<u32>>]) -> Result<(Vec<Priced>, 
 
 /// Splits of the layout that is asked for which may take less than something; none where that cannot be told.
 type SplitsBelow = dyn Fn(&Asked<'_>, f64, Splits) -> Option<Open> + Sync;
+
+/// Layouts of those that are asked for which may take less than something; none where that cannot be told, as the search is stopped.
+type OthersBelow = dyn Fn(&Asked<'_>, f64) -> Option<Vec<Other>> + Sync;
+
+/// By layout, splits of some that may take less than something.
+type SplitsOfOthers = dyn Fn(&Asked<'_>, (&[Other], f64)) -> Option<Vec<Open>> + Sync;
+
+/// What is asked of a search.
+#[derive(Clone, Copy)]
+pub(super) struct Means<'m> {
+    pub(super) plan: &'m Search,
+    pub(super) open: &'m SplitsBelow,
+    pub(super) others: &'m OthersBelow,
+    pub(super) of_others: &'m SplitsOfOthers,
+}
 
 /// Of how many plans layers are moved.
 const MOVED: usize = 8;
@@ -39,6 +56,8 @@ const CLOSE_TO_FIRST: f64 = 0.01;
 const MOVES: usize = 8;
 /// How many splits two moves away are tried at most.
 const PAIRS: usize = 256;
+/// How often another layout may become the best as all are looked at.
+const TURNS: usize = 4;
 
 /// How many plans a search has to keep, so that the best does not depend on how many are shown: those too that moves of layers may
 /// make the best.
@@ -61,8 +80,8 @@ fn may_move(options: &SearchOptions) -> bool {
 /// tried, and stopped meanwhile, what is best so far is kept.
 pub(super) fn around(
     asked: &Asked<'_>,
-    (mut plans, mut search): (Vec<Priced>, SearchRecord),
-    (plan, open): (&Search, &SplitsBelow),
+    ((mut plans, mut search), mut others): ((Vec<Priced>, SearchRecord), Vec<Other>),
+    means: Means<'_>,
 ) -> (Vec<Priced>, SearchRecord) {
     if search.unseen.is_some() {
         return (plans, search);
@@ -79,14 +98,14 @@ pub(super) fn around(
         watch,
         ..*asked
     };
-    let variants = degrees(&all, plan, &mut plans, &mut search);
+    let variants = degrees(&all, means, (&mut plans, &mut others), &mut search);
     if stopped.load(Ordering::Relaxed) {
         // Nothing is known of what was not tried.
         search.gap = 1.0;
     } else {
         let is_stopped = || stopped.load(Ordering::Relaxed);
-        let among = (&mut plans, variants);
-        if !stages(&all, (plan, open, &is_stopped), among, &mut search) {
+        let among = (&mut plans, variants, others);
+        if !stages(&all, (means, &is_stopped), among, &mut search) {
             // What could be gained is known all the same.
             return (plans, search);
         }
@@ -101,8 +120,8 @@ pub(super) fn around(
 /// longer than the best are left to be split otherwise.
 fn degrees(
     asked: &Asked<'_>,
-    plan: &Search,
-    plans: &mut Vec<Priced>,
+    means: Means<'_>,
+    (plans, others): (&mut Vec<Priced>, &mut Vec<Other>),
     search: &mut SearchRecord,
 ) -> Vec<Priced> {
     let own = asked.options.pins;
@@ -126,7 +145,8 @@ fn degrees(
     } else {
         score
     };
-    let found = plan(&Asked { options, ..*asked }, below, &[]);
+    let asked = &Asked { options, ..*asked };
+    let found = (means.plan)(asked, below, &[]);
     let Ok((mut found, record)) = found else {
         return Vec::new();
     };
@@ -137,18 +157,25 @@ fn degrees(
         (search.optimal, search.gap) = (record.optimal, record.gap);
         plans.insert(0, found.remove(0));
     }
+    let variants = (means.others)(asked, step_s(&plans[0])).unwrap_or_default();
+    for other in variants {
+        if others.iter().all(|known| known.layout != other.layout) {
+            others.push(other);
+        }
+    }
     found
 }
 
 /// Moves layers of the first plans between stages, looks for better splits of those that have several stages a rank, of `variants` of the
 /// best too, and last for what splits of the best may take less still: all where these are few, else the best of all. Then once more for
-/// better splits of those that take hardly longer. Whether the search was stopped before that.
+/// better splits of those that take hardly longer, and for splits of `others` that take less. Whether the search was stopped before that.
 fn stages(
     asked: &Asked<'_>,
-    (plan, open, is_stopped): (&Search, &SplitsBelow, &dyn Fn() -> bool),
-    (plans, variants): (&mut Vec<Priced>, Vec<Priced>),
+    (means, is_stopped): (Means<'_>, &dyn Fn() -> bool),
+    (plans, variants, others): (&mut Vec<Priced>, Vec<Priced>, Vec<Other>),
     search: &mut SearchRecord,
 ) -> bool {
+    let Means { plan, open, .. } = means;
     if !may_move(asked.options) {
         return is_stopped();
     }
@@ -180,13 +207,74 @@ fn stages(
     if is_other {
         floor_s = prove(asked, (plan, open), plans, floor_s);
     }
+    let means = (means, is_stopped);
+    let others_s;
+    (floor_s, others_s) = of_others(asked, means, (plans, others), (floor_s, search));
     if let Some(found) = chosen_in_step(asked, plan, &plans[0]) {
         plans[0] = found;
     }
-    let gap = 1.0 - floor_s / step_s(&plans[0]);
-    search.gap = if gap < NEAR { 0.0 } else { gap };
-    search.optimal = search.gap == 0.0;
+    let gap = |least_s: f64| {
+        let gap = 1.0 - least_s / step_s(&plans[0]);
+        if gap < NEAR { 0.0 } else { gap }
+    };
+    search.gap = gap(floor_s);
+    search.gap_of_others = (asked.options.effort == Effort::Patient).then(|| gap(others_s));
+    search.optimal = search.gap == 0.0 && search.gap_of_others.unwrap_or(0.0) == 0.0;
     was_stopped
+}
+
+/// Looks for splits of other layouts that take less than the best plan does. What that of the best takes no less than then, which was known of
+/// it before to take no less than `floor_s`, and what the others do not.
+fn of_others(
+    asked: &Asked<'_>,
+    (means, is_stopped): (Means<'_>, &dyn Fn() -> bool),
+    (plans, mut others): (&mut Vec<Priced>, Vec<Other>),
+    (mut floor_s, search): (f64, &mut SearchRecord),
+) -> (f64, f64) {
+    // What was the best before takes no less than was known of it then.
+    let mut before_s = f64::INFINITY;
+    for turn in 0.. {
+        let best_s = step_s(&plans[0]);
+        others.retain(|other| other.least_s < best_s * (1.0 - NEAR) && !is_of(&plans[0], other));
+        if others.is_empty() || turn == TURNS || is_stopped() {
+            break;
+        }
+        let Some(opened) = (means.of_others)(asked, (&others, best_s)) else {
+            break;
+        };
+        let mut found: Vec<Priced> = Vec::new();
+        for (other, open) in others.iter_mut().zip(opened) {
+            let splits: Vec<_> = open.splits.into_iter().collect();
+            if !splits.is_empty() {
+                let pins = LayoutRecord::from(&other.layout).pinned();
+                let tried = priced(asked, means.plan, best_s, pins, &splits);
+                found.extend(tried.map(|(found, _)| found));
+                if is_stopped() {
+                    // They were not all tried.
+                    continue;
+                }
+            }
+            other.least_s = open.left_s;
+        }
+        put_among(plans, found);
+        let is_better = |next: &Priced| step_s(next) < best_s;
+        if !plans.get(1).is_some_and(is_better) {
+            break;
+        }
+        before_s = before_s.min(floor_s);
+        floor_s = put_first(asked, means.plan, (plans, 1), search);
+        floor_s = prove(asked, (means.plan, means.open), plans, floor_s);
+    }
+    let best = &plans[0];
+    let others = others.iter().filter(|other| !is_of(best, other));
+    let each = others.map(|other| other.least_s);
+    (floor_s, each.fold(before_s, f64::min))
+}
+
+/// Whether a plan is of a layout.
+fn is_of(own: &Priced, other: &Other) -> bool {
+    let order = own.plan.rank_order.unwrap_or_default();
+    own.plan.layout == LayoutRecord::from(&other.layout) && order == other.layout.order()
 }
 
 /// Looks for the best split of the best plan. What no split of its layout takes less than, of which so much is known before.
@@ -288,13 +376,7 @@ fn split_briefly(
     let others: Vec<&Priced> = others.filter(is_near).collect();
     let briefly = |own| split_below(asked, (plan, open), own, (best_s, Splits::Better)).0;
     let others: Vec<Priced> = others.into_par_iter().filter_map(briefly).collect();
-    for found in others {
-        match plans.iter_mut().find(|plan| is_same(plan, &found)) {
-            Some(plan) => *plan = found,
-            None => plans.push(found),
-        }
-    }
-    sort(&mut plans[1..]);
+    put_among(plans, others);
     let is_better = |next: &Priced| step_s(next) < step_s(&plans[0]);
     if plans.get(1).is_some_and(is_better) {
         put_first(plans, 1);
@@ -303,6 +385,18 @@ fn split_briefly(
     if let Some(found) = moved(asked, plan, &plans[0]) {
         plans[0] = found;
     }
+}
+
+/// Puts plans where slower ones of their layouts were, and sorts all but the best.
+fn put_among(plans: &mut Vec<Priced>, found: Vec<Priced>) {
+    for found in found {
+        match plans.iter_mut().find(|plan| is_same(plan, &found)) {
+            Some(plan) if step_s(plan) <= step_s(&found) => {}
+            Some(plan) => *plan = found,
+            None => plans.push(found),
+        }
+    }
+    sort(&mut plans[1..]);
 }
 
 /// The fastest first.
@@ -355,7 +449,7 @@ fn split_below(
         options.recompute = is_one.then(|| plan.recompute.clone()).or(options.recompute);
     }
     let options = &options;
-    let Some(Open { splits, left_s }) = open(&Asked { options, ..*asked }, below_s, of) else {
+    let Some(Open { splits, left_s, .. }) = open(&Asked { options, ..*asked }, below_s, of) else {
         return (None, 0.0);
     };
     let splits: Vec<_> = splits.into_iter().collect();

@@ -113,6 +113,10 @@ pub(crate) struct Interleaved<'q> {
     near: f64,
     /// Rows that were added to programs so far.
     added: usize,
+    /// Whether splits are of any of some recompute sets for all layers.
+    is_any: bool,
+    /// The point and rows of the program that was solved last, where it says all that there is to say of its splits.
+    last: Option<(Point, Vec<Row>)>,
 }
 
 /// Paths that are the longest near a point, by how many passes they have: what they take under other recompute sets is no less than the
@@ -150,6 +154,8 @@ struct Looked {
     added: usize,
     /// What ranks compute again at least.
     again: Again,
+    /// The point and rows of a program that takes no less than what is known.
+    closed: Option<(Point, Vec<Row>)>,
 }
 
 impl<'q> Interleaved<'q> {
@@ -166,6 +172,21 @@ impl<'q> Interleaved<'q> {
             under,
             within_s,
         )
+    }
+
+    /// Splits under any of some recompute sets for all layers: these take as long as under the fastest, and as much memory as under those that
+    /// take the least.
+    pub(crate) fn of_any(
+        (case, fastest): (Case<'q>, &Sets),
+        (room, most, sets): (Option<&Room<'_>>, &Most, &[usize]),
+        under: (Simulated, &'q [Vec<Occupancy>]),
+        within_s: (f64, f64),
+    ) -> Self {
+        let of = Of::Some(sets);
+        Self {
+            is_any: sets.len() > 1,
+            ..Self::of((case, fastest, of), (room, most), under, within_s)
+        }
     }
 
     /// The same where each layer may compute again what it may by itself, and what is found takes so long at least.
@@ -231,6 +252,8 @@ impl<'q> Interleaved<'q> {
             good_s: f64::INFINITY,
             seen: BTreeMap::new(),
             added: 0,
+            is_any: false,
+            last: None,
         }
     }
 
@@ -284,9 +307,7 @@ impl<'q> Interleaved<'q> {
         looks: &Looks<'_>,
     ) -> Option<Best> {
         if let Some(limits) = self.limits.take() {
-            self.ends = Ends::new(self.case, &self.sets, &limits);
-            let simulator = self.simulated.simulator();
-            self.hiding = Hiding::new((self.case, &self.sets), &limits, simulator);
+            self.begin(&limits);
             let rows = paths.map_or_else(Vec::new, |paths| self.along_all(paths, &limits));
             let looked = self.looked_at(limits, (rows, self.floor_s), Next::Cut(ROUNDS), below_s);
             return self.keep([looked], below_s);
@@ -330,24 +351,64 @@ impl<'q> Interleaved<'q> {
         self.keep(looked, below_s)
     }
 
+    /// Looks at all splits with a few rows of a program, before anything else does: whether that says that none takes less than something.
+    pub(crate) fn glance(&mut self, below_s: f64, paths: Option<&Paths<'_>>) -> bool {
+        let Some(limits) = self.limits.take() else {
+            return true;
+        };
+        self.begin(&limits);
+        let rows = paths.map_or_else(Vec::new, |paths| self.along_all(paths, &limits));
+        self.added += 1 + rows.len() / 4;
+        let enough_s = self.enough_s(below_s);
+        let mut added = 0;
+        let program = Program::new(self.case.layout, &self.classes, &limits, rows);
+        let solved = program
+            .and_then(|program| self.cut_to((program, &limits), (enough_s, CUTS), &mut added));
+        self.added += added;
+        let is_over = match solved {
+            Ok(program) => {
+                let is_over = program.seconds() >= enough_s;
+                self.floor_s = self.floor_s.max(program.seconds());
+                self.last = Some((program.point(), program.tight()));
+                is_over
+            }
+            Err(unsolved) => unsolved == Unsolved::NoPoint,
+        };
+        self.limits = Some(limits);
+        is_over
+    }
+
+    fn begin(&mut self, limits: &Limits) {
+        // Slower sets may hide more of what is reduced.
+        let any = self.is_any.then(|| {
+            let fastest = self.sets.least(0);
+            Sets::Each(vec![fastest; self.case.question.kind_of.len()])
+        });
+        self.ends = Ends::new(self.case, any.as_ref().unwrap_or(&self.sets), limits);
+        let simulator = self.simulated.simulator();
+        self.hiding = Hiding::new((self.case, &self.sets), limits, simulator);
+    }
+
     /// Whether its splits were divided before, or are all closed.
     pub(crate) fn is_divided(&self) -> bool {
         self.limits.is_none() && self.open.len() != 1
     }
 
-    /// Paths of the program of all splits, once it has as many as it is given before it is divided.
+    /// Paths of the program of all splits, once these are closed or glanced at or it has as many as it is given before it is divided.
     pub(crate) fn paths(&self) -> Option<Paths<'q>> {
-        let [
-            Node {
-                next: Next::Probe(_) | Next::Divide,
-                rows,
-                point: Some(point),
-                ..
-            },
-        ] = &self.open[..]
-        else {
-            return None;
+        let of_node = match &self.open[..] {
+            [
+                Node {
+                    next: Next::Probe(_) | Next::Divide,
+                    rows,
+                    point: Some(point),
+                    ..
+                },
+            ] => Some((point, rows)),
+            _ => None,
         };
+        let last = self.last.as_ref().map(|(point, rows)| (point, rows));
+        let (point, rows) = last.or(of_node)?;
         let longest = rows.iter().filter_map(Row::path).cloned();
         Some(Paths {
             question: self.case.question,
@@ -378,8 +439,10 @@ impl<'q> Interleaved<'q> {
             tried,
             added,
             again,
+            closed,
         } in looked
         {
+            self.last = closed.filter(|_| self.open.is_empty() && left.is_none());
             self.open.extend(left);
             self.added += added;
             self.known_again.extend(again);
@@ -406,7 +469,7 @@ impl<'q> Interleaved<'q> {
     ) -> Looked {
         // A program that is begun with some rows takes as long as some that are added.
         let (mut tried, mut added) = (Vec::new(), 1 + rows.len() / 4);
-        let mut found = Again::new();
+        let (mut found, mut closed) = (Again::new(), None);
         let is_cut_alone = matches!(next, Next::Cut(_));
         let left = || {
             let mut program = Program::new(self.case.layout, &self.classes, &limits, rows)?;
@@ -423,6 +486,7 @@ impl<'q> Interleaved<'q> {
                 }
                 least_s = least_s.max(program.seconds());
                 if least_s >= self.enough_s(below_s) {
+                    closed = Some((program.point(), program.tight()));
                     return Err(Unsolved::NoPoint);
                 }
                 let point = program.point();
@@ -469,6 +533,7 @@ impl<'q> Interleaved<'q> {
             tried,
             added,
             again,
+            closed,
         };
         let (point, rows) = match solved {
             Ok(left) => left,

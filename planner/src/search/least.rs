@@ -1,14 +1,14 @@
-//! What no split of a layout takes less than.
+//! What no split of a layout takes less than, and which may take less than something.
 
 use std::collections::BTreeSet;
 
 use rayon::prelude::*;
 
-use super::candidate::StageSplit;
-use super::interleaved::{Best, Interleaved};
+use super::candidate::{Case, StageSplit};
+use super::interleaved::{Best, Interleaved, Paths};
 use super::recompute::Sets;
 use super::room::{Most, Of, Room};
-use super::shape::{Question, Shapes};
+use super::shape::{Kind, Question, Shapes};
 use super::stages;
 use super::unit::Unit;
 use super::watch::Looks;
@@ -22,6 +22,10 @@ const SPLITS: usize = 1000;
 const WORK: usize = 10_000_000;
 /// The same of another layout, whose splits are to take less than those of the best.
 const BRIEF_WORK: usize = 24_000;
+/// The same at a glance.
+const GLANCE: usize = 4000;
+/// What a split counts that is listed to be tried.
+const CUT: usize = 8;
 /// How many choices of recompute sets are looked at at once.
 const AT_ONCE: usize = 2;
 
@@ -73,7 +77,8 @@ fn least_of_shape_s(
     let most = |of: Of<'_>| room.may_hold(of).then(|| room.most(of));
     let mut least_s = within_s;
     each_way(question, |sets, of| {
-        if stages::least_s(case(shape), sets, &endless, least_s) >= least_s {
+        let may_be_last = matches!(sets, Sets::First { .. });
+        if may_be_last && stages::least_s(case(shape), sets, &endless, least_s) >= least_s {
             return Some(false);
         }
         if let Some(most) = most(of) {
@@ -121,6 +126,28 @@ pub(crate) enum Splits {
     Next,
     /// For a moment, better ones of ranks with several stages.
     Better,
+    /// The same of any layout, as far as a glance does not rule them out.
+    Glance,
+    /// The same of a layout that is open after a glance.
+    Other,
+}
+
+impl Splits {
+    /// Whether ways to recompute are glanced at together before they are looked at one by one.
+    fn glances(self) -> bool {
+        matches!(self, Self::Glance | Self::Other)
+    }
+
+    /// How much work is done at most.
+    fn work(self, effort: Option<Effort>) -> usize {
+        match (self, effort) {
+            (Self::Glance, _) => GLANCE,
+            (Self::Better, _) | (_, Some(Effort::Brief)) => BRIEF_WORK,
+            (Self::Other, _) | (_, Some(Effort::Patient)) => usize::MAX,
+            (Self::Next, _) => WORK / 10,
+            (Self::All, _) => WORK,
+        }
+    }
 }
 
 /// Splits that may take less than some time and have room.
@@ -130,6 +157,8 @@ pub(crate) struct Open {
     /// Seconds that no other takes less than, nor one of them where each layer computes again what it may by itself: not all ways to do so
     /// are tried.
     pub(crate) left_s: f64,
+    /// See [`Interleaved::work`]; splits that are listed count as rows do.
+    pub(crate) work: usize,
 }
 
 impl Default for Open {
@@ -137,6 +166,7 @@ impl Default for Open {
         Self {
             splits: BTreeSet::new(),
             left_s: f64::INFINITY,
+            work: 0,
         }
     }
 }
@@ -146,6 +176,7 @@ impl Open {
     pub(crate) fn add(&mut self, other: Self) {
         self.splits.extend(other.splits);
         self.left_s = self.left_s.min(other.left_s);
+        self.work += other.work;
     }
 
     /// With some splits; where these are too many or not known, says what none takes less than.
@@ -162,15 +193,15 @@ impl Open {
     }
 
     /// With the best of splits that take less than some time, as far as it is found in so much work.
-    fn add_best(
+    fn add_best<'q>(
         &mut self,
-        mut all: Vec<Interleaved<'_>>,
+        (mut all, mut paths): (Vec<Interleaved<'q>>, Option<Paths<'q>>),
         (below_s, most): (f64, usize),
         looks: &Looks<'_>,
     ) {
         let least = |a: &Best, b: &Best| a.step_s.total_cmp(&b.step_s);
         let mut best: Option<Best> = None;
-        let (mut paths, mut is_led) = (None, false);
+        let mut is_led = false;
         let mut done = 0;
         loop {
             let below_s = best.as_ref().map_or(below_s, |best| best.step_s);
@@ -178,8 +209,6 @@ impl Open {
                 splits.close(below_s);
             }
             all.retain(|splits| splits.least_s() < f64::INFINITY);
-            // One is looked at until nothing is gained without dividing its splits; others begin with its paths.
-            paths = paths.or_else(|| all.first().and_then(Interleaved::paths));
             is_led |= paths.is_some() || all.first().is_some_and(Interleaved::is_divided);
             if is_led {
                 all.sort_by(|a, b| a.least_s().total_cmp(&b.least_s()));
@@ -201,6 +230,10 @@ impl Open {
                 })
                 .collect();
             done += looked.iter().map(|(_, work)| work).sum::<usize>();
+            // One is looked at until it is closed or nothing is gained without dividing its splits; others begin with its paths, or with
+            // those of the last that was closed.
+            let closed = all.iter().take(at_once).rev().find_map(Interleaved::paths);
+            paths = closed.or(paths);
             let found = looked.into_iter().filter_map(|(found, _)| found);
             if let Some(found) = found.min_by(least) {
                 let before = best.replace(found);
@@ -209,6 +242,7 @@ impl Open {
                 self.splits.extend(may_win.map(|before| before.stages));
             }
         }
+        self.work += done;
         if let Some(best) = best {
             self.left_s = self.left_s.min(best.step_s);
             self.splits.insert(best.stages);
@@ -240,6 +274,78 @@ pub(crate) fn least_by_layer_s(
     least_s
 }
 
+/// Cases whose splits are looked for by branch and bound.
+#[derive(Default)]
+struct LookedFor<'q> {
+    each: Vec<Interleaved<'q>>,
+    /// Where each layer computes again what it may by itself.
+    by_layer: Vec<Interleaved<'q>>,
+    /// Paths of some of them.
+    paths: Option<Paths<'q>>,
+}
+
+impl<'q> LookedFor<'q> {
+    /// Adds a case under those of some recompute sets for all layers that a glance leaves open: it is at many sets at once, and at half of
+    /// them where that says nothing, with about so much work at most. What none takes less than of those that it was not at, and the
+    /// work of it.
+    fn add_open(
+        &mut self,
+        (unit, case): (&'q Unit<'_>, Case<'q>),
+        (room, mut sets): (Option<&Room<'_>>, Vec<usize>),
+        (below_s, most_work): (f64, usize),
+        looks: &Looks<'_>,
+    ) -> (f64, usize) {
+        let shape = case.shape;
+        let kinds = || shape.kinds.iter().chain([&shape.embedding, &shape.head]);
+        let seconds = |set: usize| kinds().map(|kind| kind.backward_s[set]).sum::<f64>();
+        sets.sort_by(|&a, &b| seconds(a).total_cmp(&seconds(b)).then(a.cmp(&b)));
+        // What passes hide of each other may be more under sets that take longer.
+        let adds_up = !case.schedule.combines() && !stages::hides(case);
+        let are_slower = |sets: &[usize]| {
+            let is_slower = |kind: &Kind| {
+                let mut each = sets.iter().map(|&set| kind.backward_s[set]);
+                each.all(|own| kind.backward_s[sets[0]] <= own)
+            };
+            adds_up && kinds().all(is_slower)
+        };
+        let (mut left_s, mut work) = (f64::INFINITY, 0);
+        let mut groups = vec![(sets, 0.0)];
+        while let Some((mut group, mut known_s)) = groups.pop() {
+            if work > most_work || looks.look().is_break() {
+                left_s = left_s.min(known_s);
+                continue;
+            }
+            if group.len() == 1 || are_slower(&group) {
+                let fastest = Sets::Every(group[0]);
+                let most = room.map_or_else(Most::default, |room| room.most(Of::Some(&group)));
+                let simulated = unit.schedules.simulated(unit.layout, case.schedule);
+                let occupancies = unit.schedules.occupancies(unit.layout, case.schedule);
+                let floor_s = stages::least_s(case, &fastest, &Most::default(), below_s);
+                let mut all = Interleaved::of_any(
+                    (case, &fastest),
+                    (room, &most, &group),
+                    (simulated, occupancies),
+                    (floor_s, below_s),
+                );
+                let is_over = all.glance(below_s, self.paths.as_ref());
+                work += all.work();
+                self.paths = all.paths().or(self.paths.take());
+                if is_over {
+                    continue;
+                }
+                known_s = all.least_s();
+                if group.len() == 1 {
+                    self.each.push(all);
+                    continue;
+                }
+            }
+            let slower = group.split_off(group.len().div_ceil(2));
+            groups.extend([slower, group].map(|group| (group, known_s)));
+        }
+        (left_s, work)
+    }
+}
+
 /// Splits of a unit that may take less than `below_s` and have room: where ranks have several stages, or splits are too many to try, the best, if
 /// it does.
 pub(crate) fn open_splits(
@@ -248,103 +354,136 @@ pub(crate) fn open_splits(
     (below_s, which): (f64, Splits),
     looks: &Looks<'_>,
 ) -> Open {
-    let mut open = Open::default();
-    let (mut interleaved, mut by_layer) = (Vec::new(), Vec::new());
+    let effort = questions.iter().map(|question| question.options.effort);
+    let most = which.work(effort.max());
+    let (mut open, mut looked_for) = (Open::default(), LookedFor::default());
     for (question, shapes) in questions.iter().zip(unit.shapes) {
         let each = shapes.first(question).iter().enumerate();
-        for ((index, first), (schedule, occupancies)) in
+        for ((index, first), (schedule, _)) in
             each.flat_map(|shape| unit.schedules(question).map(move |under| (shape, under)))
         {
             let case = |shape| unit.case(question, shape, schedule);
-            let least_s = |shape, sets: &Sets| {
-                let endless = &Most::default();
-                stages::least_s(case(shape), sets, endless, below_s)
-            };
             // No other choice takes less than the first.
-            if least_s(first, &question.choices[0]) >= below_s {
+            let endless = &Most::default();
+            let least_s = stages::least_s(case(first), &question.choices[0], endless, below_s);
+            if least_s >= below_s {
                 continue;
             }
             let all = question.choices.len() > 1;
             let shape = shapes.held_under(question, schedule, (all, index));
-            let case = case(shape);
-            let room = unit.room(case, question.capacity());
-            each_way(question, |sets, of| {
-                if least_s(shape, sets) >= below_s {
-                    return Some(false);
-                }
-                let most = match &room {
-                    Some(room) if !room.may_hold(of) => return Some(true),
-                    Some(room) => room.most(of),
-                    None => Most::default(),
-                };
-                let of_choice = matches!(of, Of::Choice(_));
-                let several = case.layout.vpp() > 1;
-                let looks_at_all = Interleaved::may_look(case);
-                if which != Splits::All && !(several && looks_at_all) {
-                    open.left_s = 0.0;
-                    return None;
-                }
-                // Where ranks have one stage each, splits that a bound leaves open may be few enough to try all.
-                let limit = if looks_at_all {
-                    SPLITS - open.splits.len()
-                } else {
-                    SPLITS
-                };
-                let cuts = || stages::open_cuts(case, sets, &most, (below_s, limit));
-                let cuts = if several && looks_at_all {
-                    None
-                } else {
-                    cuts()
-                };
-                if cuts.is_none() && looks_at_all {
-                    let simulated = unit.schedules.simulated(unit.layout, schedule);
-                    let (room, schedule) = ((room.as_ref(), &most), (simulated, occupancies));
-                    let within_s = (least_s(shape, sets), below_s);
-                    if !of_choice {
-                        if which == Splits::Better {
-                            return None;
-                        }
-                        by_layer.push(Interleaved::by_layer(case, room, schedule, within_s));
-                        return Some(true);
-                    }
-                    let splits = Interleaved::new((case, sets), room, schedule, within_s);
-                    // More layers than a stage has do not compute again, and fewer were asked for before.
-                    let is_chosen = question.choices.contains(sets);
-                    let is_more = splits.largest().is_some_and(
-                        |most| matches!(sets, Sets::First { layers, .. } if !is_chosen && *layers > most),
-                    );
-                    interleaved.extend((!is_more).then_some(splits));
-                    return Some(!is_more);
-                }
-                let least_s = || stages::least_s(case, sets, &most, below_s);
-                let cuts = match cuts {
-                    Some(cuts) if !of_choice => cuts,
-                    cuts => {
-                        open.add_splits(cuts, least_s);
-                        return Some(true);
-                    }
-                };
-                for cut in cuts {
-                    let split = StageSplit::new(case, cut);
-                    let bound_s = unit.by_layer_bound_s(case, &split);
-                    if bound_s < below_s {
-                        open.left_s = open.left_s.min(bound_s);
-                        open.add_splits(Some(vec![split.stages]), || bound_s);
-                    }
-                }
-                Some(true)
-            });
+            let of = (unit, case(shape));
+            let found = (&mut open, &mut looked_for);
+            open_of_case(of, (below_s, which, most), found, looks);
         }
     }
-    let effort = questions.iter().map(|question| question.options.effort);
-    let most = match (which, effort.max()) {
-        (Splits::Better, _) | (_, Some(Effort::Brief)) => BRIEF_WORK,
-        (_, Some(Effort::Patient)) => usize::MAX,
-        (Splits::Next, _) => WORK / 10,
-        (Splits::All, _) => WORK,
-    };
-    open.add_best(interleaved, (below_s, most), looks);
+    let LookedFor {
+        each,
+        by_layer,
+        paths,
+    } = looked_for;
+    let work = if which == Splits::Glance { 0 } else { most };
+    open.add_best((each, paths), (below_s, work), looks);
     // The best of these takes so long at least.
-    open.add_best(by_layer, (below_s, most), looks);
+    open.add_best((by_layer, None), (below_s, work), looks);
     open
+}
+
+/// The same of a case: those that are tried, and what is looked for.
+fn open_of_case<'q>(
+    (unit, case): (&'q Unit<'_>, Case<'q>),
+    (below_s, which, most_work): (f64, Splits, usize),
+    (open, looked_for): (&mut Open, &mut LookedFor<'q>),
+    looks: &Looks<'_>,
+) {
+    let question = case.question;
+    let occupancies = unit.schedules.occupancies(unit.layout, case.schedule);
+    let room = unit.room(case, question.capacity());
+    let endless = &Most::default();
+    let least_s = |sets: &Sets| stages::least_s(case, sets, endless, below_s);
+    // Sets for all layers of which splits are looked for.
+    let mut each_set = Vec::new();
+    each_way(question, |sets, of| {
+        if least_s(sets) >= below_s {
+            return Some(false);
+        }
+        let most = match &room {
+            Some(room) if !room.may_hold(of) => return Some(true),
+            Some(room) => room.most(of),
+            None => Most::default(),
+        };
+        let of_choice = matches!(of, Of::Choice(_));
+        let several = case.layout.vpp() > 1;
+        let looks_at_all = Interleaved::may_look(case);
+        let is_whole = which == Splits::All || which.glances();
+        if !(is_whole || several && looks_at_all) {
+            open.left_s = 0.0;
+            return None;
+        }
+        if which.glances() && !looks_at_all && open.work >= most_work {
+            open.left_s = open.left_s.min(stages::least_s(case, sets, &most, below_s));
+            return Some(true);
+        }
+        // Where ranks have one stage each, splits that a bound leaves open may be few enough to try all.
+        let limit = if looks_at_all {
+            SPLITS - open.splits.len()
+        } else {
+            SPLITS
+        };
+        let cuts = || stages::open_cuts(case, sets, &most, (below_s, limit));
+        let cuts = if several && looks_at_all {
+            None
+        } else {
+            cuts()
+        };
+        if cuts.is_none() && looks_at_all {
+            if let (true, Of::Choice(Sets::Every(set))) = (which.glances(), of) {
+                each_set.push(*set);
+                return Some(true);
+            }
+            let simulated = unit.schedules.simulated(unit.layout, case.schedule);
+            let (room, schedule) = ((room.as_ref(), &most), (simulated, occupancies));
+            let within_s = (least_s(sets), below_s);
+            if !of_choice {
+                if which == Splits::Better {
+                    return None;
+                }
+                let all = Interleaved::by_layer(case, room, schedule, within_s);
+                looked_for.by_layer.push(all);
+                return Some(true);
+            }
+            let splits = Interleaved::new((case, sets), room, schedule, within_s);
+            // More layers than a stage has do not compute again, and fewer were asked for before.
+            let is_chosen = question.choices.contains(sets);
+            let is_more = splits.largest().is_some_and(
+                |most| matches!(sets, Sets::First { layers, .. } if !is_chosen && *layers > most),
+            );
+            looked_for.each.extend((!is_more).then_some(splits));
+            return Some(!is_more);
+        }
+        open.work += CUT * (1 + cuts.as_ref().map_or(SPLITS, Vec::len));
+        let least_s = || stages::least_s(case, sets, &most, below_s);
+        let cuts = match cuts {
+            Some(cuts) if !of_choice => cuts,
+            cuts => {
+                open.add_splits(cuts, least_s);
+                return Some(true);
+            }
+        };
+        for cut in cuts {
+            let split = StageSplit::new(case, cut);
+            let bound_s = unit.by_layer_bound_s(case, &split);
+            if bound_s < below_s {
+                open.left_s = open.left_s.min(bound_s);
+                open.add_splits(Some(vec![split.stages]), || bound_s);
+            }
+        }
+        Some(true)
+    });
+    if !each_set.is_empty() {
+        let under = (room.as_ref(), each_set);
+        let most = most_work.saturating_sub(open.work);
+        let (left_s, work) = looked_for.add_open((unit, case), under, (below_s, most), looks);
+        open.left_s = open.left_s.min(left_s);
+        open.work += work;
+    }
 }

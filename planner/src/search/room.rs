@@ -56,6 +56,8 @@ struct Least {
 pub(crate) enum Of<'s> {
     /// A choice of recompute sets.
     Choice(&'s Sets),
+    /// One of some recompute sets for all layers.
+    Some(&'s [usize]),
     /// Any choice, each layer by itself.
     Any,
 }
@@ -135,7 +137,7 @@ impl<'a> Room<'a> {
         let sets: Vec<usize> = match of {
             Of::Any => (0..self.case.question.sets.len()).collect(),
             Of::Choice(&Sets::First { set, .. }) => vec![set],
-            Of::Choice(_) => Vec::new(),
+            Of::Choice(_) | Of::Some(_) => Vec::new(),
         };
         self.of_heaviest(of, |heaviest| {
             let among = &kinds[..=most.groups.len()];
@@ -246,6 +248,10 @@ impl<'a> Room<'a> {
     fn of_heaviest(&self, of: Of<'_>, mut is_so: impl FnMut(&Heaviest<'_, '_>) -> bool) -> bool {
         let least = |kind: &Kind, own: &dyn Fn(&OfSet) -> f64| match of {
             Of::Choice(Sets::Every(set)) => own(&kind.memory[*set]),
+            Of::Some(sets) => {
+                let each = sets.iter().map(|&set| own(&kind.memory[set]));
+                each.fold(f64::INFINITY, f64::min)
+            }
             Of::Choice(Sets::Each(_) | Sets::First { .. }) | Of::Any => least_of(kind, own),
         };
         let saved_behind = |kind: &Kind| match of {

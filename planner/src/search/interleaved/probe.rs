@@ -65,10 +65,11 @@ impl Interleaved<'_> {
                 let rows = rows.min(of_each.saturating_sub(added));
                 added += 1;
                 let part = program.clone().between(&probed.stages, limits);
-                let is_over = part
-                    .and_then(|part| self.takes((part, &node.limits), enough_s, rows, &mut added));
-                match is_over {
-                    Ok(is_over) => !is_over,
+                let cut = part.and_then(|part| {
+                    self.cut_to((part, &node.limits), (enough_s, rows), &mut added)
+                });
+                match cut {
+                    Ok(program) => program.seconds() < enough_s,
                     Err(unsolved) => unsolved == Unsolved::Failed,
                 }
             };
@@ -103,14 +104,13 @@ impl Interleaved<'_> {
         (narrowed, added.into_iter().sum())
     }
 
-    /// Whether a program of splits within some limits takes no less than something, with so many rows added at most.
-    fn takes(
+    /// A program of splits within some limits with so many rows added at most, as long as it takes less than something.
+    pub(super) fn cut_to(
         &self,
         (mut program, limits): (Program, &Limits),
-        enough_s: f64,
-        rows: usize,
+        (enough_s, rows): (f64, usize),
         added: &mut usize,
-    ) -> Result<bool, Unsolved> {
+    ) -> Result<Program, Unsolved> {
         let mut before_s = program.seconds();
         for row in 0..rows {
             let least_s = program.seconds();
@@ -131,6 +131,6 @@ impl Interleaved<'_> {
                 break;
             }
         }
-        Ok(program.seconds() >= enough_s)
+        Ok(program)
     }
 }

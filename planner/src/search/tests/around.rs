@@ -4,6 +4,10 @@ use std::ops::ControlFlow;
 
 use super::*;
 use crate::layout::PartialDegrees;
+use crate::options::Effort;
+use crate::plan::LayoutRecord;
+use crate::rules::{Rules, space};
+use crate::search::interleaved::NEAR;
 use crate::search::{Asked, Phase, Progress, plan_briefly, plan_watched};
 
 /// Qwen3-30B-A3B on 64 H100: moves put the third plan of the search first.
@@ -45,6 +49,50 @@ fn law_layers_that_are_moved_put_the_fastest_first() {
     let one = run(&model, &cluster, 64, &one);
     assert_eq!(one.plans, found.plans[..1]);
     assert_eq!(one.search.gap, found.search.gap);
+}
+
+/// With the patience to look at all layouts, none takes less, searched by itself, than the gap of others leaves; and none less than what is
+/// proven best.
+#[test]
+fn oracle_no_layout_alone_takes_less_than_what_is_proven_best() {
+    let (mut proven, mut several) = (0, 0);
+    for (layers, memory_gib) in [(6, 60.0), (10, 48.0), (11, 40.0), (13, 52.0)] {
+        let (mut model, cluster, mut options) = small();
+        model.layers.truncate(layers);
+        options.memory_gib = Some(memory_gib);
+        let patient = SearchOptions {
+            effort: Effort::Patient,
+            ..options.clone()
+        };
+        let found = run(&model, &cluster, 8, &patient);
+        let best = &found.plans[0];
+        let (best_s, of_others) = (best.predicted.step_s, found.search.gap_of_others);
+        let gap = found.search.gap.max(of_others.expect("there is patience"));
+        assert_eq!(found.search.optimal, gap == 0.0);
+        proven += u32::from(found.search.optimal);
+        let costs = Costs::for_cluster(&cluster, &[]);
+        for degrees in space(&model, 8, &options.batch, &options.pins) {
+            let Ok(layout) = Rules::of(&model, &options).layout(&degrees) else {
+                continue;
+            };
+            let pinned = SearchOptions {
+                pins: LayoutRecord::from(&layout).pinned(),
+                top: 1,
+                ..options.clone()
+            };
+            let alone = plan(&model, &cluster, 8, &pinned, &costs, &Declared);
+            let Ok(alone) = alone else { continue };
+            let alone_s = alone.plans[0].predicted.step_s;
+            several += u32::from(layout.vpp() > 1);
+            assert!(
+                alone_s >= best_s * (1.0 - gap) * (1.0 - NEAR),
+                "{layers} layers: {} {best_s} {gap}, {} {alone_s}",
+                best.layout,
+                alone.plans[0].layout
+            );
+        }
+    }
+    assert!(proven > 2 && several > 20, "{proven} {several}");
 }
 
 /// The fourth layout of a search is 0.7 % faster than its first once layers are moved. A search for a few shows no more.

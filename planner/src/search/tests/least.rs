@@ -129,7 +129,7 @@ impl Off {
         let most = room.most(of);
         let sets = match of {
             Of::Choice(sets) => sets,
-            Of::Any => &case.question.choices[0],
+            Of::Any | Of::Some(_) => &case.question.choices[0],
         };
         let bound_s = stages::least_s(case, sets, &most, 1e6);
         assert!(bound_s <= best_s, "{}: {bound_s} {best_s}", name());
