@@ -79,7 +79,7 @@ use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
 use judged::{Candidates, candidates};
 use least::{Open, Splits, open_splits};
-use others::{Other, others, splits_of_others};
+use others::{Other, are_asked, others, splits_of_others};
 use predict::Priced;
 use questions::questions;
 use request::{nearest, nearest_gpus};
@@ -367,8 +367,12 @@ fn splits_below(asked: &Asked<'_>, below_s: f64, which: Splits) -> Option<Open> 
     })
 }
 
-/// Layouts of a request that may take less than a plan of it as some split has their layers; nothing where that cannot be told.
+/// Layouts of a request that may take less than a plan of it as some split has their layers; nothing where they are not
+/// asked, or that cannot be told.
 fn others_below(asked: &Asked<'_>, best_s: f64) -> Option<Vec<Other>> {
+    if !are_asked(asked.options) {
+        return None;
+    }
     let layouts = |questions: &[Question<'_>], rules: &Rules| {
         let found = candidates(questions, asked.gpus, rules, asked.watch);
         found.ok().map(|found| found.layouts)

@@ -7,13 +7,13 @@ use rayon::prelude::*;
 use super::asked::Asked;
 use super::interleaved::NEAR;
 use super::least::{Open, Splits};
-use super::others::Other;
+use super::others::{Other, are_asked};
 use super::predict::Priced;
 use super::watch::{Aim, Progress, Watch, aimed, unwatched};
 use crate::answer::{Candidate, InsideDomain, SearchRecord};
 use crate::choice::Objective;
 use crate::layout::PartialDegrees;
-use crate::options::{Effort, PlanError, SearchOptions};
+use crate::options::{PlanError, SearchOptions};
 use crate::partition;
 use crate::plan::LayoutRecord;
 
@@ -218,7 +218,7 @@ fn stages(
         if gap < NEAR { 0.0 } else { gap }
     };
     search.gap = gap(floor_s);
-    search.gap_of_others = (asked.options.effort == Effort::Patient).then(|| gap(others_s));
+    search.gap_of_others = are_asked(asked.options).then(|| gap(others_s));
     search.optimal = search.gap == 0.0 && search.gap_of_others.unwrap_or(0.0) == 0.0;
     was_stopped
 }
@@ -449,7 +449,7 @@ fn split_below(
         options.recompute = is_one.then(|| plan.recompute.clone()).or(options.recompute);
     }
     let options = &options;
-    let Some(Open { splits, left_s, .. }) = open(&Asked { options, ..*asked }, below_s, of) else {
+    let Some(Open { splits, left_s }) = open(&Asked { options, ..*asked }, below_s, of) else {
         return (None, 0.0);
     };
     let splits: Vec<_> = splits.into_iter().collect();

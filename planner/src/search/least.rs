@@ -143,9 +143,9 @@ impl Splits {
         match (self, effort) {
             (Self::Glance, _) => GLANCE,
             (Self::Better, _) | (_, Some(Effort::Brief)) => BRIEF_WORK,
-            (Self::Other, _) | (_, Some(Effort::Patient)) => usize::MAX,
+            (_, Some(Effort::Patient)) => usize::MAX,
             (Self::Next, _) => WORK / 10,
-            (Self::All, _) => WORK,
+            (Self::All | Self::Other, _) => WORK,
         }
     }
 }
@@ -157,8 +157,6 @@ pub(crate) struct Open {
     /// Seconds that no other takes less than, nor one of them where each layer computes again what it may by itself: not all ways to do so
     /// are tried.
     pub(crate) left_s: f64,
-    /// See [`Interleaved::work`]; splits that are listed count as rows do.
-    pub(crate) work: usize,
 }
 
 impl Default for Open {
@@ -166,7 +164,6 @@ impl Default for Open {
         Self {
             splits: BTreeSet::new(),
             left_s: f64::INFINITY,
-            work: 0,
         }
     }
 }
@@ -176,7 +173,6 @@ impl Open {
     pub(crate) fn add(&mut self, other: Self) {
         self.splits.extend(other.splits);
         self.left_s = self.left_s.min(other.left_s);
-        self.work += other.work;
     }
 
     /// With some splits; where these are too many or not known, says what none takes less than.
@@ -242,7 +238,6 @@ impl Open {
                 self.splits.extend(may_win.map(|before| before.stages));
             }
         }
-        self.work += done;
         if let Some(best) = best {
             self.left_s = self.left_s.min(best.step_s);
             self.splits.insert(best.stages);
@@ -282,19 +277,20 @@ struct LookedFor<'q> {
     by_layer: Vec<Interleaved<'q>>,
     /// Paths of some of them.
     paths: Option<Paths<'q>>,
+    /// See [`Interleaved::work`]; splits that are listed count, too.
+    work: usize,
 }
 
 impl<'q> LookedFor<'q> {
     /// Adds a case under those of some recompute sets for all layers that a glance leaves open: it is at many sets at once, and at half of
-    /// them where that says nothing, with about so much work at most. What none takes less than of those that it was not at, and the
-    /// work of it.
+    /// them where that says nothing, with about so much work at most. What none takes less than of those that it was not at.
     fn add_open(
         &mut self,
         (unit, case): (&'q Unit<'_>, Case<'q>),
         (room, mut sets): (Option<&Room<'_>>, Vec<usize>),
         (below_s, most_work): (f64, usize),
         looks: &Looks<'_>,
-    ) -> (f64, usize) {
+    ) -> f64 {
         let shape = case.shape;
         let kinds = || shape.kinds.iter().chain([&shape.embedding, &shape.head]);
         let seconds = |set: usize| kinds().map(|kind| kind.backward_s[set]).sum::<f64>();
@@ -308,10 +304,10 @@ impl<'q> LookedFor<'q> {
             };
             adds_up && kinds().all(is_slower)
         };
-        let (mut left_s, mut work) = (f64::INFINITY, 0);
+        let mut left_s = f64::INFINITY;
         let mut groups = vec![(sets, 0.0)];
         while let Some((mut group, mut known_s)) = groups.pop() {
-            if work > most_work || looks.look().is_break() {
+            if self.work > most_work || looks.look().is_break() {
                 left_s = left_s.min(known_s);
                 continue;
             }
@@ -328,7 +324,7 @@ impl<'q> LookedFor<'q> {
                     (floor_s, below_s),
                 );
                 let is_over = all.glance(below_s, self.paths.as_ref());
-                work += all.work();
+                self.work += all.work();
                 self.paths = all.paths().or(self.paths.take());
                 if is_over {
                     continue;
@@ -342,7 +338,7 @@ impl<'q> LookedFor<'q> {
             let slower = group.split_off(group.len().div_ceil(2));
             groups.extend([slower, group].map(|group| (group, known_s)));
         }
-        (left_s, work)
+        left_s
     }
 }
 
@@ -380,6 +376,7 @@ pub(crate) fn open_splits(
         each,
         by_layer,
         paths,
+        ..
     } = looked_for;
     let work = if which == Splits::Glance { 0 } else { most };
     open.add_best((each, paths), (below_s, work), looks);
@@ -419,7 +416,7 @@ fn open_of_case<'q>(
             open.left_s = 0.0;
             return None;
         }
-        if which.glances() && !looks_at_all && open.work >= most_work {
+        if which.glances() && !looks_at_all && looked_for.work >= most_work {
             open.left_s = open.left_s.min(stages::least_s(case, sets, &most, below_s));
             return Some(true);
         }
@@ -460,7 +457,7 @@ fn open_of_case<'q>(
             looked_for.each.extend((!is_more).then_some(splits));
             return Some(!is_more);
         }
-        open.work += CUT * (1 + cuts.as_ref().map_or(SPLITS, Vec::len));
+        looked_for.work += CUT * (1 + cuts.as_ref().map_or(SPLITS, Vec::len));
         let least_s = || stages::least_s(case, sets, &most, below_s);
         let cuts = match cuts {
             Some(cuts) if !of_choice => cuts,
@@ -481,9 +478,7 @@ fn open_of_case<'q>(
     });
     if !each_set.is_empty() {
         let under = (room.as_ref(), each_set);
-        let most = most_work.saturating_sub(open.work);
-        let (left_s, work) = looked_for.add_open((unit, case), under, (below_s, most), looks);
+        let left_s = looked_for.add_open((unit, case), under, (below_s, most_work), looks);
         open.left_s = open.left_s.min(left_s);
-        open.work += work;
     }
 }

@@ -10,7 +10,7 @@ use super::unit::Unit;
 use super::watch::Looks;
 use crate::choice::Objective;
 use crate::layout::Layout;
-use crate::options::Effort;
+use crate::options::{Effort, SearchOptions};
 
 /// How many are looked at at once; fixed, so that results do not depend on the threads there are.
 const AT_ONCE: usize = 4;
@@ -22,18 +22,21 @@ pub(crate) struct Other {
     pub(crate) least_s: f64,
 }
 
+/// Whether they are asked: there is the patience to, stages are not given, and memory is not to be the least.
+pub(crate) fn are_asked(options: &SearchOptions) -> bool {
+    let has_splits = options.objective != Objective::Memory && options.stages.is_none();
+    options.effort == Effort::Patient && has_splits
+}
+
 /// Layouts that may take less than the best plan does, those first that may take the least; the best plan's may be one. Where the search
-/// is stopped meanwhile, of some only their work is known. None where nobody has the patience to look at them, where stages are given, or
-/// where memory is to be the least.
+/// is stopped meanwhile, of some only their work is known. None where they are not asked.
 pub(crate) fn others(
     questions: &[Question<'_>],
     units: &[Unit<'_>],
     best_s: f64,
     looks: &Looks<'_>,
 ) -> Vec<Other> {
-    let options = questions[0].options;
-    let has_splits = options.objective != Objective::Memory && options.stages.is_none();
-    if options.effort != Effort::Patient || !has_splits {
+    if !are_asked(questions[0].options) {
         return Vec::new();
     }
     let below = units.partition_point(|unit| unit.floor < best_s);
