@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rayon::prelude::*;
 
 use super::asked::Asked;
-use super::interleaved::NEAR;
+use super::candidate::NEAR;
 use super::least::{Open, Splits};
 use super::others::{Other, are_asked};
 use super::predict::Priced;
@@ -244,11 +244,9 @@ fn of_others(
         };
         let mut found: Vec<Priced> = Vec::new();
         for (other, open) in others.iter_mut().zip(opened) {
-            let splits: Vec<_> = open.splits.into_iter().collect();
-            if !splits.is_empty() {
+            if !open.splits.is_empty() {
                 let pins = LayoutRecord::from(&other.layout).pinned();
-                let tried = priced(asked, means.plan, best_s, pins, &splits);
-                found.extend(tried.map(|(found, _)| found));
+                found.extend(of_open(asked, means.plan, (best_s, pins), &open));
                 if is_stopped() {
                     // They were not all tried.
                     continue;
@@ -449,17 +447,41 @@ fn split_below(
         options.recompute = is_one.then(|| plan.recompute.clone()).or(options.recompute);
     }
     let options = &options;
-    let Some(Open { splits, left_s }) = open(&Asked { options, ..*asked }, below_s, of) else {
+    let Some(open) = open(&Asked { options, ..*asked }, below_s, of) else {
         return (None, 0.0);
     };
-    let splits: Vec<_> = splits.into_iter().collect();
     // What was found is not lost where the search was stopped meanwhile.
     let asked = &Asked {
         watch: &unwatched,
         ..*asked
     };
-    let found = (!splits.is_empty()).then(|| priced(asked, plan, below_s, pins, &splits));
-    (found.flatten().map(|(found, _)| found), left_s)
+    (of_open(asked, plan, (below_s, pins), &open), open.left_s)
+}
+
+/// The best of splits that are open, at some degrees, where it takes less than something.
+fn of_open(
+    asked: &Asked<'_>,
+    plan: &Search,
+    (below_s, pins): (f64, PartialDegrees),
+    open: &Open,
+) -> Option<Priced> {
+    let splits: Vec<_> = open.splits.iter().cloned().collect();
+    if splits.is_empty() {
+        return None;
+    }
+    let found = priced(asked, plan, below_s, pins, &splits);
+    let mut best = found.map(|(found, _)| found);
+    for (stages, recompute) in &open.chosen {
+        let options = &SearchOptions {
+            recompute: Some(recompute.clone()),
+            ..asked.options.clone()
+        };
+        let below_s = best.as_ref().map_or(below_s, step_s);
+        let asked = &Asked { options, ..*asked };
+        let found = priced(asked, plan, below_s, pins, std::slice::from_ref(stages));
+        best = found.map(|(found, _)| found).or(best);
+    }
+    best
 }
 
 /// A plan with layers moved one at a time, or where that does not help two, as long as its step gets shorter; none where it does not.

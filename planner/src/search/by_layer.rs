@@ -10,6 +10,7 @@
 mod exact;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use crate::memory::Occupancy;
 use crate::runtime::Passes;
@@ -249,61 +250,70 @@ fn then(a: &[i64; 5], b: &[i64; 5]) -> [i64; 5] {
     array(passes(*a).then(passes(*b)))
 }
 
-/// Recompute sets of the layers of each chunk of a rank.
-#[derive(Debug)]
-pub(crate) struct Fastest {
-    pub(crate) sets: Vec<Vec<usize>>,
-    /// Whether no others that fit have shorter backward passes, as their chunks count.
-    pub(crate) is_known: bool,
+/// How much a chunk of a rank counts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Counts {
+    /// A second of it.
+    pub(crate) weight: f64,
+    /// It is to take no less than the first, and less than the second.
+    pub(crate) within_s: [f64; 2],
 }
 
-/// The sets of the layers of each chunk of a rank that take the least time of those that fit, if any do: at each instant, what all chunks take
-/// is at most its `room`, and a second of a chunk counts as much as its weight. They are known to where all ways were looked at.
+impl Counts {
+    /// All of its ways, of which a second counts so much.
+    pub(crate) fn all(weight: f64) -> Self {
+        Self {
+            weight,
+            within_s: [0.0, f64::INFINITY],
+        }
+    }
+
+    /// Places of the ways that it is to take, of some that are in order of time.
+    fn among<B>(&self, ways: &[Way<B>]) -> Range<usize> {
+        let [from, to] = self
+            .within_s
+            .map(|seconds| ways.partition_point(|way| way.seconds < seconds));
+        from..to.max(from)
+    }
+}
+
+/// Seconds that a choice counts, and the sets of the layers of each chunk.
+pub(crate) type Choice = (f64, Vec<Vec<usize>>);
+
+/// The choice for the layers of each chunk of a rank that counts the fewest seconds of those that fit, if any does: at each instant, what
+/// all chunks take is at most its `room`. And what none counts less than: where not all ways were looked at, there may be one that does.
 pub(crate) fn fastest(
     chunks: &[&Chunk<'_>],
-    (occupancies, room): (&[Occupancy], &[i64]),
-    (weights, looks_at_all): (&[f64], bool),
-) -> Option<Fastest> {
-    let fast = fast(chunks, (occupancies, room), weights);
-    if !looks_at_all {
-        let sets = fast?.1;
-        return Some(Fastest {
-            sets,
-            is_known: false,
-        });
-    }
+    under: (&[Occupancy], &[i64]),
+    counts: &[Counts],
+) -> (Option<Choice>, f64) {
+    let fast = fast(chunks, under, counts);
     let below_s = fast.as_ref().map_or(f64::INFINITY, |fast| fast.0);
-    let quicker = exact::quicker(chunks, (occupancies, room), (weights, below_s));
-    let is_known = quicker.is_ok();
-    let (_, sets) = quicker.ok().flatten().or(fast)?;
-    Some(Fastest { sets, is_known })
-}
-
-/// Seconds that the layers of a rank take at least of those choices that fit: the least where their ways are not too many. Infinite where
-/// none fits.
-pub(crate) fn least_s(chunks: &[&Chunk<'_>], under: (&[Occupancy], &[i64])) -> f64 {
-    let weights = vec![1.0; chunks.len()];
-    let fast = fast(chunks, under, &weights);
-    let below_s = fast.map_or(f64::INFINITY, |fast| fast.0);
-    match exact::quicker(chunks, under, (&weights, below_s)) {
-        Ok(quicker) => quicker.map_or(below_s, |quicker| quicker.0),
-        Err(least_s) => least_s,
+    match exact::quicker(chunks, under, (counts, below_s)) {
+        Ok(quicker) => {
+            let best = quicker.or(fast);
+            let least_s = best.as_ref().map_or(f64::INFINITY, |best| best.0);
+            (best, least_s)
+        }
+        Err(least_s) => (fast, least_s),
     }
 }
 
-/// Sets of each chunk that take the least time of the ways that are kept, and their seconds.
-fn fast(
+/// The same of the ways that are kept.
+pub(crate) fn fast(
     chunks: &[&Chunk<'_>],
     (occupancies, room): (&[Occupancy], &[i64]),
-    weights: &[f64],
-) -> Option<(f64, Vec<Vec<usize>>)> {
+    counts: &[Counts],
+) -> Option<Choice> {
     // Instants tell more ways apart than passes do.
     let most = (MOST / chunks.len()).max(8);
     // Of a chunk the ways that are tried, each with its place, and what it takes at each instant.
     let tried = chunks.iter().enumerate().map(|(number, chunk)| {
         let ways = chunk.row.last();
-        let places = spread(ways, most).into_iter();
-        at_instants(ways, places, (number, weights[number]), occupancies)
+        let among = counts[number].among(ways);
+        let places = spread(&ways[among.clone()], most).into_iter();
+        let places = places.map(|place| among.start + place);
+        at_instants(ways, places, (number, counts[number].weight), occupancies)
     });
     let tried: Vec<Vec<Way<Vec<i64>>>> = tried.collect();
     let (last, earlier) = tried.split_last()?;
@@ -439,7 +449,7 @@ mod tests {
         chunks: &[Vec<Vec<LayersWay>>],
         around: &Around,
         (occupancies, room): (&[Occupancy], &[i64]),
-        weights: &[f64],
+        counts: &[Counts],
     ) -> Option<f64> {
         fn chunk_ways(layers: &[Vec<LayersWay>], around: &Around) -> Vec<(f64, Passes<i64>)> {
             let ([first, last], (message, received, sent)) = around;
@@ -461,12 +471,14 @@ mod tests {
         }
         let mut all = vec![(0.0, vec![0; occupancies.len()])];
         for (number, layers) in chunks.iter().enumerate() {
-            let ways = chunk_ways(layers, around);
+            let Counts { weight, within_s } = counts[number];
+            let mut ways = chunk_ways(layers, around);
+            ways.retain(|(seconds, _)| (within_s[0]..within_s[1]).contains(seconds));
             let pairs = all.iter().flat_map(|(seconds, sums)| {
                 ways.iter().map(move |(more, passes)| {
                     let each = sums.iter().zip(occupancies);
                     let sums = each.map(|(sum, at)| sum + taken(passes, number, at));
-                    (seconds + more * weights[number], sums.collect::<Vec<i64>>())
+                    (seconds + more * weight, sums.collect::<Vec<i64>>())
                 })
             });
             all = pairs.collect();
@@ -476,13 +488,13 @@ mod tests {
         fitting.map(|(seconds, _)| seconds).min_by(f64::total_cmp)
     }
 
-    fn seconds_of(chunks: &[Vec<Vec<LayersWay>>], sets: &[Vec<usize>], weights: &[f64]) -> f64 {
+    fn seconds_of(chunks: &[Vec<Vec<LayersWay>>], sets: &[Vec<usize>], counts: &[Counts]) -> f64 {
         let of_chunk = |(chunk, sets): (&Vec<Vec<LayersWay>>, &Vec<usize>)| -> f64 {
             let layers = chunk.iter().zip(sets);
             layers.map(|(choices, &set)| choices[set].seconds).sum()
         };
-        let each = chunks.iter().zip(sets).map(of_chunk).zip(weights);
-        each.map(|(seconds, weight)| seconds * weight).sum()
+        let each = chunks.iter().zip(sets).map(of_chunk).zip(counts);
+        each.map(|(seconds, counts)| seconds * counts.weight).sum()
     }
 
     proptest! {
@@ -532,22 +544,30 @@ mod tests {
                 })
                 .collect();
             let ways: Vec<&Chunk<'_>> = ways.iter().collect();
-            let weights: Vec<f64> = counts.iter().map(|&count| f64::from(count)).collect();
             let under = (&occupancies[..], &room[..]);
-            let least_s = least_s(&ways, under);
-            prop_assert_eq!(least_s, brute_force(&chunks, &around, under, &[1.0; 2]).unwrap_or(f64::INFINITY));
-            for weights in [&[1.0; 2][..], &weights] {
-                let found = fastest(&ways, under, (weights, true));
-                prop_assert!(found.as_ref().is_none_or(|found| found.is_known));
-                let found = found.map(|found| seconds_of(&chunks, &found.sets, weights));
-                let least = brute_force(&chunks, &around, under, weights);
+            let each = |own: &dyn Fn(usize) -> Counts| -> Vec<Counts> { (0..2).map(own).collect() };
+            let alike = each(&|_| Counts::all(1.0));
+            let weighted = each(&|chunk| Counts::all(f64::from(counts[chunk])));
+            let least = brute_force(&chunks, &around, under, &alike).unwrap_or(0.0);
+            // Each chunk by turns takes less than about half of that, or no less.
+            let divided = [0, 1].map(|longer| {
+                each(&|chunk| Counts {
+                    within_s: if chunk == longer { [(0.5 * least).ceil(), f64::INFINITY] } else { [0.0, (0.5 * least).ceil()] },
+                    ..weighted[chunk]
+                })
+            });
+            for counts in [alike, weighted].iter().chain(&divided) {
+                let (found, least_s) = fastest(&ways, under, counts);
+                let found = found.map(|found| seconds_of(&chunks, &found.1, counts));
+                let least = brute_force(&chunks, &around, under, counts);
                 prop_assert_eq!(found, least);
+                prop_assert_eq!(least_s, least.unwrap_or(f64::INFINITY));
                 // A way that is quicker than something is found where there is one.
                 let least = least.unwrap_or(f64::INFINITY);
                 for below_s in [least, least + 0.5, f64::INFINITY] {
-                    let quicker = exact::quicker(&ways, under, (weights, below_s)).expect("few ways");
+                    let quicker = exact::quicker(&ways, under, (counts, below_s)).expect("few ways");
                     prop_assert_eq!(quicker.is_some(), least < below_s);
-                    let of = quicker.map(|(seconds, sets)| [seconds, seconds_of(&chunks, &sets, weights)]);
+                    let of = quicker.map(|(seconds, sets)| [seconds, seconds_of(&chunks, &sets, counts)]);
                     prop_assert!(of.is_none_or(|of| of == [least; 2]));
                 }
             }

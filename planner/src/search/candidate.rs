@@ -5,6 +5,7 @@ mod choosing;
 mod end;
 mod exchanges;
 mod held;
+mod in_step;
 mod rank;
 
 use std::iter::repeat_n;
@@ -27,7 +28,10 @@ use crate::simulate::{StageTimes, lower_bound};
 
 pub(crate) use exchanges::Exchanges;
 pub(crate) use held::overhead;
-use rank::{RankEnd, RankWeights, several};
+use rank::{RankEnd, RankWeights};
+
+/// Steps that are shorter by no more than this share are not looked for: programs are solved in floating point.
+pub(crate) const NEAR: f64 = 1e-6;
 
 /// What is asked, and of which layout under which dispatcher.
 #[derive(Clone, Copy)]
@@ -337,10 +341,7 @@ impl StageSplit {
     /// Durations under some recompute sets, of those that they do not change.
     fn times_under(&self, case: Case<'_>, sets: &Sets) -> StageTimes {
         let Case {
-            question,
-            layout,
-            shape,
-            ..
+            question, shape, ..
         } = case;
         let mut times = self.fixed.clone();
         let backward_s = self.backward_s(shape, sets);
@@ -358,19 +359,21 @@ impl StageSplit {
                 add_waits(&mut times, rank, &waits);
                 let shows_s = if beside {
                     let over = ([true; 2], &end.across_s[..]);
-                    self.reduced_after(case, rank, sets, over)
+                    let (passes_s, slows) = self.beside(case, rank, sets);
+                    self.reduced_after(rank, (&passes_s, slows), over)
                 } else {
                     end.across_s.iter().sum()
                 };
                 waits.reduce + shows_s
             } else if !Self::hides_reductions(case) {
                 end.reduce_s.iter().chain(&end.across_s).sum()
-            } else if question.bucket_elements(layout).is_some() {
-                let reduced = (several(layout), &end.reduce_s[..]);
-                self.reduced_after(case, rank, sets, reduced)
+            } else if let Sets::Each(_) = sets {
+                let [at_none, slope] = self.reduced_by_layer_s(case, rank);
+                let once_s = self.backward_of(shape, rank, &Sets::Every(0));
+                (at_none + slope * (backward_s[rank] - once_s)).max(0.0)
             } else {
-                let [_, slows] = self.slowed(case, rank, sets);
-                self.reduced_behind(layout, rank, &backward_s, slows)
+                let (passes_s, slows) = self.beside(case, rank, sets);
+                self.reduced_beside_s(case, rank, (&passes_s, slows))
             };
             times.reduce[rank] = Seconds(reduce).to_span();
         }
@@ -396,20 +399,26 @@ impl StageSplit {
     }
 
     fn backward_s(&self, shape: &Shape, sets: &Sets) -> Vec<f64> {
-        (0..self.stages.len())
-            .map(|stage| match sets {
-                // As many layers of a kind as there are, at once.
-                Sets::Every(set) => self
-                    .each_kind(shape, stage)
-                    .map(|(kind, count)| kind.backward_s[*set] * f64::from(count))
-                    .sum(),
-                Sets::Each(_) | Sets::First { .. } => self
-                    .each_under(shape, stage, sets)
-                    .iter()
-                    .map(|(kind, set, count)| kind.backward_s[*set] * f64::from(*count))
-                    .sum(),
-            })
+        let stages = 0..self.stages.len();
+        stages
+            .map(|stage| self.backward_of(shape, stage, sets))
             .collect()
+    }
+
+    /// Seconds of the backward pass of a stage.
+    fn backward_of(&self, shape: &Shape, stage: usize, sets: &Sets) -> f64 {
+        match sets {
+            // As many layers of a kind as there are, at once.
+            Sets::Every(set) => self
+                .each_kind(shape, stage)
+                .map(|(kind, count)| kind.backward_s[*set] * f64::from(count))
+                .sum(),
+            Sets::Each(_) | Sets::First { .. } => self
+                .each_under(shape, stage, sets)
+                .iter()
+                .map(|(kind, set, count)| kind.backward_s[*set] * f64::from(*count))
+                .sum(),
+        }
     }
 
     /// Durations under some recompute sets.
@@ -419,15 +428,6 @@ impl StageSplit {
         } else {
             self.times_under(case, sets)
         }
-    }
-
-    /// Seconds by which the reductions of a rank make it end later than its last backward passes, of which those of all
-    /// stages are given, and which run so much slower beside them.
-    fn reduced_behind(&self, layout: &Layout, rank: usize, backward_s: &[f64], slows: f64) -> f64 {
-        let end = &self.ends[rank];
-        let reduce_s: f64 = end.reduce_s.iter().chain(&end.across_s).sum();
-        let last: f64 = own(layout, rank).map(|stage| backward_s[stage]).sum();
-        lengthened(reduce_s, reduce_s - last, slows)
     }
 
     /// No schedule runs a step in less.

@@ -25,7 +25,7 @@ use ends::Ends;
 use hiding::{Hides, Hiding};
 use program::{Classes, Limits, Line, Point, Program, Row, Unsolved, WHOLE};
 
-use super::candidate::{Case, StageSplit, message, own, spans};
+use super::candidate::{Case, NEAR, StageSplit, message, own, spans};
 use super::recompute::Sets;
 use super::room::{Most, Of, Room, SavedShares};
 use super::schedules::Simulated;
@@ -33,13 +33,12 @@ use super::shape::{Kind, Question};
 use super::stages::hides;
 use super::unit::peak;
 use super::watch::Looks;
-use crate::choice::ScheduleName;
+use crate::choice::{RecomputePlan, ScheduleName};
 use crate::memory::Occupancy;
+use crate::options::Effort;
 use crate::partition::stages_of;
 use crate::simulate::{LongestPath, StageTimes};
 
-/// Splits that take less than the best by no more than this share are not looked for: programs are solved in floating point.
-pub(crate) const NEAR: f64 = 1e-6;
 /// What a time is rounded by at most, in seconds.
 const ROUNDED_S: f64 = 0.5e-9;
 /// Cuts that are added to a program at once at most.
@@ -79,6 +78,8 @@ enum Next {
     /// Their layers are probed, so often at most.
     Probe(usize),
     Divide,
+    /// It is one split, whose layers choose.
+    Choose,
 }
 
 /// Splits of a case that [may be looked at](Self::may_look). See the module's documentation.
@@ -103,6 +104,8 @@ pub(crate) struct Interleaved<'q> {
     known_again: Again,
     /// Splits that are left, none before they are looked at.
     open: Vec<Node>,
+    /// Seconds that none takes less than whose layers have chosen.
+    left_s: f64,
     /// The best split that was simulated.
     good: Option<Point>,
     /// Its seconds.
@@ -141,6 +144,8 @@ struct Lines {
 pub(crate) struct Best {
     pub(crate) step_s: f64,
     pub(crate) stages: Vec<Vec<u32>>,
+    /// What each layer computes again, where that is chosen one by one and known.
+    pub(crate) recompute: Option<RecomputePlan>,
 }
 
 /// What is found of the splits of a node.
@@ -248,6 +253,7 @@ impl<'q> Interleaved<'q> {
             limits,
             floor_s,
             open: Vec::new(),
+            left_s: f64::INFINITY,
             good: None,
             good_s: f64::INFINITY,
             seen: BTreeMap::new(),
@@ -289,6 +295,11 @@ impl<'q> Interleaved<'q> {
         32 + self.case.layout.stages() as usize * of_stage
     }
 
+    /// Seconds that no split takes less than whose layers have chosen one by one.
+    pub(crate) fn left_s(&self) -> f64 {
+        self.left_s
+    }
+
     /// Seconds that no split takes less than that is left; infinite where none is.
     pub(crate) fn least_s(&self) -> f64 {
         if self.limits.is_some() {
@@ -309,7 +320,8 @@ impl<'q> Interleaved<'q> {
         if let Some(limits) = self.limits.take() {
             self.begin(&limits);
             let rows = paths.map_or_else(Vec::new, |paths| self.along_all(paths, &limits));
-            let looked = self.looked_at(limits, (rows, self.floor_s), Next::Cut(ROUNDS), below_s);
+            let known = (rows, self.floor_s);
+            let looked = self.looked_at(limits, known, Next::Cut(ROUNDS), below_s);
             return self.keep([looked], below_s);
         }
         self.close(below_s);
@@ -342,6 +354,7 @@ impl<'q> Interleaved<'q> {
                 };
                 [look(limits, next), Looked { added, ..moved }]
             }
+            Next::Choose => return self.choose(&node, below_s, looks),
             Next::Divide => {
                 let [fewer, more] = self.halves(&node);
                 let look = |limits| look(limits, Next::Divide);
@@ -433,6 +446,7 @@ impl<'q> Interleaved<'q> {
     }
 
     fn keep(&mut self, looked: impl IntoIterator<Item = Looked>, below_s: f64) -> Option<Best> {
+        let (chooses, enough_s) = (self.chooses(), self.enough_s(below_s));
         let mut best = None;
         for Looked {
             left,
@@ -450,13 +464,49 @@ impl<'q> Interleaved<'q> {
                 if let Some(step_s) = step_s.filter(|step_s| *step_s < self.good_s) {
                     self.good_s = step_s;
                     self.good = Some(Point::of(&self.classes, &sizes));
-                    let stages = stages_of(&sizes);
-                    best = (step_s < below_s).then_some(Best { step_s, stages });
+                    best = (step_s < below_s && !chooses).then(|| Best {
+                        step_s,
+                        stages: stages_of(&sizes),
+                        recompute: None,
+                    });
                 }
-                self.seen.insert(sizes, step_s);
+                let limits = Limits::of(self.case.layout, &sizes);
+                let is_known = self.seen.insert(sizes, step_s).is_some();
+                let least_s = step_s.filter(|least_s| chooses && !is_known && *least_s < enough_s);
+                self.open.extend(least_s.map(|least_s| Node {
+                    limits,
+                    rows: Vec::new(),
+                    point: None,
+                    least_s,
+                    next: Next::Choose,
+                }));
             }
         }
         best
+    }
+
+    /// Whether the best choice of what layers compute again is asked for, one by one.
+    fn chooses(&self) -> bool {
+        self.by_layer && self.case.question.options.effort == Effort::Patient
+    }
+
+    /// The best choice of the one split of a node, where it takes less than something.
+    fn choose(&mut self, node: &Node, below_s: f64, looks: &Looks<'_>) -> Option<Best> {
+        let sizes: Vec<u32> = node
+            .limits
+            .stages
+            .iter()
+            .map(|[layers, _]| *layers)
+            .collect();
+        let split = StageSplit::new(self.case, stages_of(&sizes));
+        let under = (self.occupancies, &self.simulated);
+        let found = split.by_layer_in_step(self.case, under, (below_s, true), looks);
+        self.left_s = self.left_s.min(found.least_s.max(node.least_s));
+        found.best.map(|(step_s, sets)| Best {
+            step_s,
+            stages: split.stages,
+            recompute: Some(self.case.question.recompute(&sets)),
+        })
     }
 
     /// Looks at splits within some limits, under some cuts and more, where these are below what a step takes.
@@ -497,7 +547,10 @@ impl<'q> Interleaved<'q> {
                     let (step_s, rows) = self.step_s(&sizes, &mut found);
                     added += rows;
                     tried.push((sizes, step_s));
-                    let is_reached = |step_s| is_whole && self.enough_s(step_s) <= least_s;
+                    let is_reached = |step_s| {
+                        // Where it takes so long at least another may take less.
+                        !self.chooses() && is_whole && self.enough_s(step_s) <= least_s
+                    };
                     if limits.is_single() || step_s.is_some_and(is_reached) {
                         return Err(Unsolved::NoPoint);
                     }
@@ -752,8 +805,7 @@ impl<'q> Interleaved<'q> {
         let mut ends = self.ends.lines(self.case, limits, point);
         if self.hides_again() {
             for (rank, [_, reduce, _]) in ends.iter_mut().enumerate() {
-                let hidden = self.ends.hides * self.again_s(point, rank);
-                if reduce.at(self.of_rank(point, rank)) <= hidden {
+                if reduce.at(self.of_rank(point, rank)) <= self.classes.again_s(point, rank) {
                     *reduce = Line::default();
                 }
             }
@@ -764,15 +816,9 @@ impl<'q> Interleaved<'q> {
         }
     }
 
-    /// Whether reductions are hidden by what layers compute again by themselves: of a microbatch, the last.
+    /// Whether reductions of a rank are hidden by what layers of its first stage compute again by themselves: of a microbatch, the last.
     fn hides_again(&self) -> bool {
         self.by_layer && StageSplit::hides_reductions(self.case)
-    }
-
-    /// Seconds of a microbatch that layers of a rank compute again by themselves.
-    fn again_s(&self, point: &Point, rank: usize) -> f64 {
-        let stages = own(self.case.layout, rank);
-        stages.map(|stage| self.classes.again_s(point, stage)).sum()
     }
 
     /// Layers of a rank.
@@ -843,7 +889,7 @@ impl<'q> Interleaved<'q> {
             let layers = self.of_rank(point, rank);
             let [gather, reduce, optimizer] = own.map(|line| line.at(layers));
             let hidden = if self.hides_again() {
-                self.ends.hides * self.again_s(point, rank)
+                self.classes.again_s(point, rank)
             } else {
                 0.0
             };
@@ -894,7 +940,7 @@ impl<'q> Interleaved<'q> {
         for (rank, of_rank) in lines.ends.iter().enumerate() {
             let is_hidden = path.reduce[rank] && of_rank[1] != Line::default();
             if is_hidden && self.hides_again() {
-                own(layout, rank).for_each(|stage| again[stage] -= self.ends.hides);
+                again[rank] -= 1.0;
             }
             let is_last = path.optimizer as usize == rank;
             let on_path = [path.first_forward[rank], path.reduce[rank], is_last];

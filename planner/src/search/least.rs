@@ -12,7 +12,7 @@ use super::shape::{Kind, Question, Shapes};
 use super::stages;
 use super::unit::Unit;
 use super::watch::Looks;
-use crate::choice::ScheduleName;
+use crate::choice::{RecomputePlan, ScheduleName};
 use crate::options::Effort;
 use crate::stack::ByLayer;
 
@@ -154,6 +154,8 @@ impl Splits {
 #[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) splits: BTreeSet<Vec<Vec<u32>>>,
+    /// Some of them, with the best choice of what each layer computes again by itself.
+    pub(crate) chosen: Vec<(Vec<Vec<u32>>, RecomputePlan)>,
     /// Seconds that no other takes less than, nor one of them where each layer computes again what it may by itself: not all ways to do so
     /// are tried.
     pub(crate) left_s: f64,
@@ -163,6 +165,7 @@ impl Default for Open {
     fn default() -> Self {
         Self {
             splits: BTreeSet::new(),
+            chosen: Vec::new(),
             left_s: f64::INFINITY,
         }
     }
@@ -172,6 +175,7 @@ impl Open {
     /// With those of another layout.
     pub(crate) fn add(&mut self, other: Self) {
         self.splits.extend(other.splits);
+        self.chosen.extend(other.chosen);
         self.left_s = self.left_s.min(other.left_s);
     }
 
@@ -226,6 +230,8 @@ impl Open {
                 })
                 .collect();
             done += looked.iter().map(|(_, work)| work).sum::<usize>();
+            let chosen = all.iter().map(Interleaved::left_s);
+            self.left_s = chosen.fold(self.left_s, f64::min);
             // One is looked at until it is closed or nothing is gained without dividing its splits; others begin with its paths, or with
             // those of the last that was closed.
             let closed = all.iter().take(at_once).rev().find_map(Interleaved::paths);
@@ -240,19 +246,24 @@ impl Open {
         }
         if let Some(best) = best {
             self.left_s = self.left_s.min(best.step_s);
+            let chosen = best
+                .recompute
+                .map(|recompute| (best.stages.clone(), recompute));
+            self.chosen.extend(chosen);
             self.splits.insert(best.stages);
         }
     }
 }
 
 /// Seconds that one split of a unit takes no less than where each layer computes again what it may by itself, in every shape and
-/// under every schedule.
+/// under every schedule; or `below_s`, where that is less.
 pub(crate) fn least_by_layer_s(
     questions: &[Question<'_>],
     unit: &Unit<'_>,
-    stages: &[Vec<u32>],
+    (stages, below_s): (&[Vec<u32>], f64),
+    looks: &Looks<'_>,
 ) -> f64 {
-    let mut least_s = f64::INFINITY;
+    let mut least_s = below_s;
     for (question, shapes) in questions.iter().zip(unit.shapes) {
         if question.by_layer != Some(ByLayer::Each) {
             continue;
@@ -262,7 +273,8 @@ pub(crate) fn least_by_layer_s(
                 let shape = shapes.held_under(question, schedule, (true, index));
                 let case = unit.case(question, shape, schedule);
                 let split = StageSplit::new(case, stages.to_vec());
-                least_s = least_s.min(unit.by_layer_bound_s(case, &split));
+                let own_s = unit.by_layer_least_s(case, &split, least_s, looks);
+                least_s = least_s.min(own_s);
             }
         }
     }
@@ -466,12 +478,17 @@ fn open_of_case<'q>(
                 return Some(true);
             }
         };
-        for cut in cuts {
+        let each = cuts.into_par_iter().map(|cut| {
             let split = StageSplit::new(case, cut);
-            let bound_s = unit.by_layer_bound_s(case, &split);
-            if bound_s < below_s {
-                open.left_s = open.left_s.min(bound_s);
-                open.add_splits(Some(vec![split.stages]), || bound_s);
+            (
+                unit.by_layer_least_s(case, &split, below_s, looks),
+                split.stages,
+            )
+        });
+        for (own_s, stages) in each.collect::<Vec<_>>() {
+            if own_s < below_s {
+                open.left_s = open.left_s.min(own_s);
+                open.add_splits(Some(vec![stages]), || own_s);
             }
         }
         Some(true)

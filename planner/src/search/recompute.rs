@@ -61,7 +61,7 @@ fn modules_of(modules: &[Module]) -> Vec<Vec<Module>> {
 pub(crate) enum Sets {
     /// All layers take this one.
     Every(usize),
-    /// Each decoder layer takes one of its own.
+    /// Each decoder layer takes one of its own; the first of all computes nothing again.
     Each(Vec<usize>),
     /// So many layers at the beginning of each stage take this one, all others the first of all, which computes
     /// nothing again.
@@ -112,7 +112,7 @@ pub(crate) fn of_plan(plan: &RecomputePlan, model: &Model) -> (Vec<Recompute>, V
         };
         return (vec![Recompute::None, Recompute::Full], vec![first]);
     }
-    let mut sets: Vec<Recompute> = Vec::new();
+    let mut sets = vec![Recompute::None];
     let place = |layer| {
         let set = plan.of_layer(layer);
         sets.iter()

@@ -7,7 +7,7 @@ use std::ops::{ControlFlow, Range};
 use moefold_profiles::ByClass;
 use moefold_profiles::units::{Bytes, GIB};
 
-use super::candidate::{self, StageSplit};
+use super::candidate::{self, Case, StageSplit};
 use super::floor::floor_s;
 use super::recompute::Sets;
 use super::room::{Most, Of, Room};
@@ -18,6 +18,7 @@ use super::unit::{Bounds, Found, Outcome, Place, Unit, beaten, peak};
 use super::watch::Looks;
 use crate::choice::{Objective, ScheduleName};
 use crate::memory::Occupancy;
+use crate::options::Effort;
 use crate::stack::ByLayer;
 
 /// A child that may still win.
@@ -297,15 +298,10 @@ impl<'a> Trial<'_, 'a> {
             let by_layer = child.choice == question.choices.len();
             // First layers of stages compute again; what all of these take at least is kept below.
             let firsts = by_layer && may_move && question.by_layer == Some(ByLayer::Block);
-            // Where one split alone is asked for there is time to.
-            let in_step = question.splits.len() == 1 && question.by_layer == Some(ByLayer::Each);
-            let sets = if by_layer && in_step {
-                let simulated = unit.schedules.simulated(unit.layout, schedule.name);
-                split.by_layer_in_step(case, schedule.occupancies, &simulated)
-            } else if by_layer {
-                split.by_layer(case, schedule.occupancies)
-            } else {
-                Some(question.choices[child.choice].clone())
+            let mut bound_s = child.bound_s;
+            let sets = match question.choices.get(child.choice) {
+                Some(sets) => Some(sets.clone()),
+                None => self.by_layer((case, split), schedule.occupancies, &mut bound_s),
             };
             let tried = sets.map(|sets| {
                 self.one(
@@ -323,7 +319,7 @@ impl<'a> Trial<'_, 'a> {
             }
             if has_room && !firsts && (may_move || question.by_layer.is_some()) {
                 // A split that has room where there is less of it takes about as long, as do more layers that compute again.
-                self.leave(place, child.bound_s);
+                self.leave(place, bound_s);
             }
             if !may_move || (has_room && !by_layer) || !moved.insert(place) {
                 continue;
@@ -376,6 +372,28 @@ impl<'a> Trial<'_, 'a> {
             self.leave(place, least_s.max(child.bound_s));
         }
         ControlFlow::Continue(())
+    }
+
+    /// The recompute sets of layers of a split that choose one by one, or of the first of stages; raises what no choice takes less than.
+    fn by_layer(
+        &self,
+        (case, split): (Case<'_>, &StageSplit),
+        occupancies: &[Vec<Occupancy>],
+        bound_s: &mut f64,
+    ) -> Option<Sets> {
+        let (question, unit) = (self.question, self.unit);
+        let options = question.options;
+        // Where one split alone is asked for there is time to choose in the step.
+        let divides = options.effort == Effort::Patient && options.stages.is_some();
+        let is_alone = question.splits.len() == 1 || divides;
+        if !is_alone || question.by_layer != Some(ByLayer::Each) {
+            return split.by_layer(case, occupancies);
+        }
+        let simulated = unit.schedules.simulated(unit.layout, case.schedule);
+        let (under, asked) = ((occupancies, &simulated), (f64::INFINITY, divides));
+        let found = split.by_layer_in_step(case, under, asked, self.looks);
+        *bound_s = bound_s.max(found.least_s);
+        found.best.map(|(_, sets)| sets)
     }
 
     /// Tries a split under some recompute sets. Where it has no room, the error is what ranks take.

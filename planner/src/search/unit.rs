@@ -11,10 +11,12 @@ use super::recompute::Sets;
 use super::room::Room;
 use super::schedules::Schedules;
 use super::shape::{Question, Shape, Shapes};
+use super::watch::Looks;
 use crate::answer::Candidate;
 use crate::choice::{CpComm, Objective, ScheduleName};
 use crate::layout::{Layout, Order};
 use crate::memory::Occupancy;
+use crate::options::Effort;
 use crate::plan::LayoutRecord;
 
 /// Priced candidates kept for the picture of the trade-off.
@@ -60,12 +62,23 @@ impl<'a> Unit<'a> {
         Room::new(case, moments, capacity)
     }
 
-    /// See [`StageSplit::mixed_bound_s`].
-    pub(crate) fn by_layer_bound_s(&self, case: Case<'_>, split: &StageSplit) -> f64 {
-        let (layout, schedules) = (self.layout, self.schedules);
-        let occupancies = schedules.occupancies(layout, case.schedule);
-        let simulated = schedules.simulated(layout, case.schedule);
-        split.mixed_bound_s(case, occupancies, &simulated)
+    /// Seconds that a split takes no less than where each layer computes again what it may by itself; where that may be less than `below_s`, those
+    /// of the best choice for who is patient.
+    pub(crate) fn by_layer_least_s(
+        &self,
+        case: Case<'_>,
+        split: &StageSplit,
+        below_s: f64,
+        looks: &Looks<'_>,
+    ) -> f64 {
+        let occupancies = self.schedules.occupancies(self.layout, case.schedule);
+        let simulated = self.schedules.simulated(self.layout, case.schedule);
+        let least_s = split.mixed_bound_s(case, occupancies, &simulated);
+        if least_s >= below_s || case.question.options.effort != Effort::Patient {
+            return least_s;
+        }
+        let best = split.by_layer_in_step(case, (occupancies, &simulated), (below_s, true), looks);
+        least_s.max(best.least_s)
     }
 
     /// Schedules that are tried, the usual one first, with their occupancies.

@@ -146,7 +146,11 @@ pub(crate) fn split_bound_s(question: &Question<'_>, unit: &Unit<'_>, shapes: &S
 
 /// What the layout of a plan could still gain, at most, as a fraction of its step: from another split, and from more ways to
 /// recompute by layer where layers may. Nothing where it is known to be the best; `None` where there is no bound.
-pub(crate) fn gap_of(found: &Found<'_>, questions: &[Question<'_>]) -> Option<f64> {
+pub(crate) fn gap_of(
+    found: &Found<'_>,
+    questions: &[Question<'_>],
+    looks: &Looks<'_>,
+) -> Option<f64> {
     let question = &questions[found.question];
     if !question.splits.is_empty() {
         // Of some splits nobody asks what others gain.
@@ -159,7 +163,8 @@ pub(crate) fn gap_of(found: &Found<'_>, questions: &[Question<'_>]) -> Option<f6
     if !found.split_is_whole(question) {
         bound = least_of_splits_s(questions, found.unit, found.step_s);
     } else if question.by_layer == Some(ByLayer::Each) {
-        bound = bound.min(least_by_layer_s(questions, found.unit, &found.split.stages));
+        let of = (&found.split.stages[..], found.step_s);
+        bound = least_by_layer_s(questions, found.unit, of, looks);
     }
     Some((1.0 - bound / found.step_s).max(0.0))
 }

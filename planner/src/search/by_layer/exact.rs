@@ -6,8 +6,8 @@
 //! Branch-and-bound strategies for dynamic programming, 1976).
 
 use super::{
-    Chunk, LayersWay, Row, Way, array, at_instants, fewest, first_unbeaten, held, passes, taken,
-    then,
+    Choice, Chunk, Counts, LayersWay, Row, Way, array, at_instants, fewest, first_unbeaten, held,
+    passes, taken, then,
 };
 use crate::memory::Occupancy;
 use crate::runtime::Passes;
@@ -23,9 +23,6 @@ const APART: usize = if cfg!(test) { 24 } else { 400 };
 /// Ways are too many to look at all.
 #[derive(Debug)]
 struct TooMany;
-
-/// Seconds of a choice, and the sets of the layers of each chunk.
-pub(super) type Choice = (f64, Vec<Vec<usize>>);
 
 /// A way to run layers by what it takes at an instant.
 #[derive(Debug, Clone, Copy, Default)]
@@ -43,8 +40,7 @@ type Front = Vec<Own>;
 /// Chunks of a rank at an instant.
 struct Knapsack<'r, 'l> {
     chunks: &'r [&'r Chunk<'l>],
-    /// By chunk, what a second of it counts.
-    weights: &'r [f64],
+    counts: &'r [Counts],
     at: &'r Occupancy,
     /// By chunk, what it takes beside its layers at least.
     beside: Vec<i64>,
@@ -63,10 +59,10 @@ struct Knapsack<'r, 'l> {
 pub(super) fn quicker(
     chunks: &[&Chunk<'_>],
     under: (&[Occupancy], &[i64]),
-    (weights, below_s): (&[f64], f64),
+    (counts, below_s): (&[Counts], f64),
 ) -> Result<Option<Choice>, f64> {
     let knapsacks = under.0.iter().zip(under.1);
-    let knapsacks = knapsacks.map(|(at, room)| Knapsack::new(chunks, weights, (at, *room)));
+    let knapsacks = knapsacks.map(|(at, room)| Knapsack::new(chunks, counts, (at, *room)));
     let tightest = (knapsacks.enumerate()).max_by(|a, b| a.1.least_s.total_cmp(&b.1.least_s));
     let (instant, knapsack) = tightest.expect("passes run at instants");
     let least_s = knapsack.least_s;
@@ -107,7 +103,7 @@ fn few<B: AsRef<[i64]>>(ways: Vec<Way<B>>) -> Result<Vec<Way<B>>, TooMany> {
 impl<'r, 'l> Knapsack<'r, 'l> {
     fn new(
         chunks: &'r [&'r Chunk<'l>],
-        weights: &'r [f64],
+        counts: &'r [Counts],
         (at, room): (&'r Occupancy, i64),
     ) -> Self {
         let of_chunk = |(number, chunk): (usize, &&Chunk<'_>)| {
@@ -123,7 +119,7 @@ impl<'r, 'l> Knapsack<'r, 'l> {
         let mut knapsack = Self {
             room: room - beside.iter().sum::<i64>(),
             chunks,
-            weights,
+            counts,
             at,
             beside,
             least_s: 0.0,
@@ -144,7 +140,7 @@ impl<'r, 'l> Knapsack<'r, 'l> {
             .map(|number| self.ways(number, below_s))
             .collect::<Result<_, _>>()?;
         let tried = each.iter().enumerate().map(|(number, row)| {
-            let chunk = (number, self.weights[number]);
+            let chunk = (number, self.counts[number].weight);
             at_instants(row.last(), 0..row.last().len(), chunk, occupancies)
         });
         let tried: Vec<Vec<Way<Vec<i64>>>> = tried.collect();
@@ -193,7 +189,7 @@ impl<'r, 'l> Knapsack<'r, 'l> {
                 0
             };
             let bytes = held(&own, number, self.at) + works;
-            let seconds = way.seconds * self.weights[number];
+            let seconds = way.seconds * self.counts[number].weight;
             let more_s = seconds + self.rate * bytes as f64;
             Own {
                 seconds,
@@ -313,7 +309,7 @@ impl<'r, 'l> Knapsack<'r, 'l> {
             let rest = rest.pop().expect("one for each layer");
             let is_last = layer == chunk.layers.len();
             let ways = row.ways(choices, |before, own| {
-                let seconds = (before.seconds + own.seconds) * self.weights[number];
+                let seconds = (before.seconds + own.seconds) * self.counts[number].weight;
                 let bytes = then(&before.bytes, &own.bytes);
                 let (bytes, taken) = if is_last {
                     let ended = chunk.ended(&bytes);
@@ -327,6 +323,11 @@ impl<'r, 'l> Knapsack<'r, 'l> {
             });
             row.0.push(few(ways)?);
         }
+        let mut ways = row.0.pop().expect("what it begins with");
+        let among = self.counts[number].among(&ways);
+        ways.truncate(among.end);
+        ways.drain(..among.start);
+        row.0.push(ways);
         Ok(row)
     }
 }

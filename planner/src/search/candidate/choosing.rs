@@ -7,7 +7,7 @@ use moefold_profiles::units::{GIB, Seconds, Span};
 
 use super::{Case, StageSplit, own};
 use crate::memory::Occupancy;
-use crate::search::by_layer::{self, Chunk};
+use crate::search::by_layer::{self, Choice, Chunk, Counts};
 use crate::search::by_set::OfSet;
 use crate::search::mix::{self, Alike, Way};
 use crate::search::recompute::Sets;
@@ -16,8 +16,39 @@ use crate::search::shape::{Question, Shape};
 use crate::simulate::{StageTimes, lower_bound};
 use crate::stack::ByLayer;
 
-/// How often layers choose anew by what is on the longest path.
-const ROUNDS: usize = 40;
+/// What the layers of a rank may choose of.
+pub(super) struct OfRank<'l> {
+    pub(super) stages: Vec<usize>,
+    /// By stage of its own.
+    chunks: Vec<Rc<Chunk<'l>>>,
+    occupancies: &'l [Occupancy],
+    /// Bytes that its stages may take at each instant.
+    rooms: Vec<i64>,
+}
+
+impl OfRank<'_> {
+    /// See [`by_layer::fastest`].
+    pub(super) fn fastest(&self, counts: &[Counts]) -> (Option<Choice>, f64) {
+        by_layer::fastest(&self.chunks(), (self.occupancies, &self.rooms), counts)
+    }
+
+    /// The sets of the layers of each stage that take the least time of those that are looked at first, and whether no others take less.
+    fn fast(&self) -> (Option<Vec<Vec<usize>>>, bool) {
+        let alike = vec![Counts::all(1.0); self.stages.len()];
+        if self.stages.len() > 1 {
+            let under = (self.occupancies, &self.rooms[..]);
+            let fast = by_layer::fast(&self.chunks(), under, &alike);
+            return (fast.map(|fast| fast.1), false);
+        }
+        let (fastest, least_s) = self.fastest(&alike);
+        let is_known = fastest.as_ref().is_some_and(|own| own.0 <= least_s);
+        (fastest.map(|own| own.1), is_known)
+    }
+
+    fn chunks(&self) -> Vec<&Chunk<'_>> {
+        self.chunks.iter().map(Rc::as_ref).collect()
+    }
+}
 
 impl StageSplit {
     /// The recompute sets of layers that take the least time of those that fit, if any do, as the stack lets layers differ.
@@ -25,59 +56,10 @@ impl StageSplit {
         match case.question.by_layer? {
             ByLayer::Block => self.fewest_again(case, occupancies),
             ByLayer::Each => {
-                let chosen = self.each_by_itself(case, occupancies, (&self.alike(), false));
+                let chosen = self.each_by_itself(case, occupancies);
                 chosen.map(|(sets, _)| sets)
             }
         }
-    }
-
-    /// The same where each layer chooses, with a shorter step as far as one is found: seconds of a stage count the more the more passes of it
-    /// are on the longest paths of choices before.
-    pub(crate) fn by_layer_in_step(
-        &self,
-        case: Case<'_>,
-        occupancies: &[Vec<Occupancy>],
-        simulated: &Simulated,
-    ) -> Option<Sets> {
-        let simulator = simulated.simulator();
-        let mut passes = vec![u64::from(case.layout.microbatches()); self.stages.len()];
-        let mut weights = self.alike();
-        let mut best: Option<(Span, Sets)> = None;
-        // The first is that of the search.
-        for round in 0..ROUNDS {
-            let found = self.each_by_itself(case, occupancies, (&weights, round > 0));
-            let Some((sets, _)) = found else {
-                if round == 0 {
-                    continue;
-                }
-                break;
-            };
-            let times = self.times(case, &sets);
-            let step = simulator.run(&times).total;
-            let path = simulator.longest(&times);
-            let computes_again =
-                matches!(&sets, Sets::Each(each) if each.iter().any(|set| *set > 0));
-            if best.as_ref().is_none_or(|(least, _)| step < *least) {
-                best = Some((step, sets));
-            }
-            // The one stage of a rank counts for all of it.
-            if case.layout.vpp() == 1 || !computes_again {
-                break;
-            }
-            if round == 0 {
-                continue;
-            }
-            for (passes, more) in passes.iter_mut().zip(&path.backward) {
-                *passes += u64::from(*more);
-            }
-            weights = passes.iter().map(|&passes| passes as f64).collect();
-        }
-        best.map(|(_, sets)| sets)
-    }
-
-    /// Of each stage a second counts as much.
-    fn alike(&self) -> Vec<f64> {
-        vec![1.0; self.stages.len()]
     }
 
     /// The fewest layers at the beginning of each stage with which all ranks have room where they alone compute all again:
@@ -134,7 +116,8 @@ impl StageSplit {
             .collect();
         let chunks: Vec<&Chunk<'_>> = chunks.iter().collect();
         let rooms = self.rooms(case, rank, occupancies);
-        let all_s = by_layer::least_s(&chunks, (occupancies, &rooms));
+        let alike = vec![Counts::all(1.0); chunks.len()];
+        let (_, all_s) = by_layer::fastest(&chunks, (occupancies, &rooms), &alike);
         let layers = stages().flat_map(|stage| self.layers(stage));
         let once_s: f64 = layers
             .map(|(_, kind)| case.shape.kinds[kind].backward_s[0])
@@ -143,20 +126,14 @@ impl StageSplit {
         (all_s * (1.0 - 1e-12) - once_s).max(0.0)
     }
 
-    /// A choice for each layer by itself, on every rank whose memory it fits, and by rank whether no other has shorter backward passes, of which
-    /// a second of each stage counts so much: see [`by_layer`], which may look at all ways where a rank has several stages, too.
-    fn each_by_itself(
+    /// What the layers of each rank may choose of; chunks that are alike are made once.
+    pub(super) fn ranks<'l>(
         &self,
-        case: Case<'_>,
-        occupancies: &[Vec<Occupancy>],
-        (weights, looks_at_all): (&[f64], bool),
-    ) -> Option<(Sets, Vec<bool>)> {
-        let Case {
-            question, shape, ..
-        } = case;
-        // Chunks that are alike are looked at once.
-        let mut known: Vec<(usize, Rc<Chunk<'_>>)> = Vec::new();
-        let mut chunk = |stage: usize| -> Rc<Chunk<'_>> {
+        case: Case<'l>,
+        occupancies: &'l [Vec<Occupancy>],
+    ) -> Vec<OfRank<'l>> {
+        let mut known: Vec<(usize, Rc<Chunk<'l>>)> = Vec::new();
+        let mut chunk = |stage: usize| -> Rc<Chunk<'l>> {
             let ends = |stage: usize| [stage > 0, stage + 1 < self.stages.len()];
             let alike = |(known, _): &&(usize, Rc<Chunk<'_>>)| {
                 self.runs[*known] == self.runs[stage] && ends(*known) == ends(stage)
@@ -164,28 +141,46 @@ impl StageSplit {
             if let Some((_, chunk)) = known.iter().find(alike) {
                 return Rc::clone(chunk);
             }
-            let chunk = Rc::new(self.chunk(shape, stage));
+            let chunk = Rc::new(self.chunk(case.shape, stage));
             known.push((stage, Rc::clone(&chunk)));
             chunk
         };
-        let (mut sets, mut are_known) = (vec![0; question.kind_of.len()], Vec::new());
-        for (rank, occupancies) in occupancies.iter().enumerate() {
-            let own = own(case.layout, rank);
-            let chunks: Vec<Rc<Chunk<'_>>> = own.clone().map(&mut chunk).collect();
-            let chunks: Vec<&Chunk<'_>> = chunks.iter().map(Rc::as_ref).collect();
-            let rooms = self.rooms(case, rank, occupancies);
-            let weights: Vec<f64> = own.clone().map(|stage| weights[stage]).collect();
-            let looks_at_all = looks_at_all || chunks.len() == 1;
-            let under = (&occupancies[..], &rooms[..]);
-            let found = by_layer::fastest(&chunks, under, (&weights, looks_at_all))?;
-            are_known.push(found.is_known);
-            for (stage, chosen) in own.zip(found.sets) {
-                for (&layer, set) in self.stages[stage].iter().zip(chosen) {
-                    sets[layer as usize] = set;
-                }
+        let each = occupancies.iter().enumerate();
+        let each = each.map(|(rank, occupancies)| {
+            let stages: Vec<usize> = own(case.layout, rank).collect();
+            OfRank {
+                chunks: stages.iter().map(|&stage| chunk(stage)).collect(),
+                stages,
+                occupancies,
+                rooms: self.rooms(case, rank, occupancies),
             }
+        });
+        each.collect()
+    }
+
+    /// A choice for each layer by itself, on every rank whose memory it fits, and by rank whether no other has shorter backward passes: see
+    /// [`by_layer`]. All ways are looked at where ranks have one stage.
+    fn each_by_itself(
+        &self,
+        case: Case<'_>,
+        occupancies: &[Vec<Occupancy>],
+    ) -> Option<(Sets, Vec<bool>)> {
+        let (mut sets, mut are_known) = (vec![0; case.question.kind_of.len()], Vec::new());
+        for rank in self.ranks(case, occupancies) {
+            let (choice, is_known) = rank.fast();
+            are_known.push(is_known);
+            self.take(&mut sets, &rank.stages, choice?);
         }
         Some((Sets::Each(sets), are_known))
+    }
+
+    /// Layers of some stages take what was chosen for them.
+    pub(super) fn take(&self, sets: &mut [usize], stages: &[usize], chosen: Vec<Vec<usize>>) {
+        for (&stage, chosen) in stages.iter().zip(chosen) {
+            for (&layer, set) in self.stages[stage].iter().zip(chosen) {
+                sets[layer as usize] = set;
+            }
+        }
     }
 
     /// No schedule runs a step in less, whatever each layer recomputes; nothing where it all fits as it is.
@@ -247,14 +242,14 @@ impl StageSplit {
     /// Durations where nothing is computed again but what takes each rank so many seconds of a microbatch, at least: its last stage
     /// has them. Of passes that hide nothing of each other.
     fn times_with(&self, case: Case<'_>, more_s: &[f64]) -> StageTimes {
-        let plain = &case.question.choices[0];
+        let (layout, plain) = (case.layout, &case.question.choices[0]);
         let mut times = self.times(case, plain);
         assert!(times.hidden.is_none(), "layers do not choose there");
         for (rank, more_s) in more_s.iter().enumerate() {
-            let own = own(case.layout, rank);
+            let own = own(layout, rank);
             let last = own.clone().last().expect("a rank has a stage");
             // Stages are rounded one by one.
-            let others = u64::from(case.layout.vpp()) - 1;
+            let others = u64::from(layout.vpp()) - 1;
             let more = Span(((more_s.min(1e9) * 1e9) as u64).saturating_sub(others));
             // What passes wait for, and what is reduced after the last, may be hidden under it.
             let waits = if case.question.shards_gradients() {
@@ -269,10 +264,14 @@ impl StageSplit {
                 [Span::ZERO; 2]
             };
             let hidden = if Self::hides_reductions(case) && !case.question.shards_gradients() {
-                let behind = Seconds(self.reduced_last_s(case, rank)).to_span();
-                let less = Seconds(more.seconds().0 * self.hides_at_most()).to_span();
                 let reduce = &mut times.reduce[rank];
-                *reduce = (*reduce - less.min(*reduce)).max(behind.min(*reduce));
+                *reduce = if layout.vpp() == 1 {
+                    let [at_none, slope] = self.reduced_by_layer_s(case, rank);
+                    Seconds((at_none + slope * more.seconds().0).max(0.0)).to_span()
+                } else {
+                    // All of it may be of other stages, or hide as much.
+                    *reduce - more.min(*reduce)
+                };
                 Span::ZERO
             } else {
                 own.map(|stage| times.reduce[stage]).sum()
@@ -315,7 +314,7 @@ impl StageSplit {
     ) -> f64 {
         let (layout, shape) = (case.layout, case.shape);
         let plain = &case.question.choices[0];
-        let chosen = self.each_by_itself(case, occupancies, (&self.alike(), false));
+        let chosen = self.each_by_itself(case, occupancies);
         let more_s = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
             if let Some((Sets::Each(sets), are_known)) = &chosen
                 && are_known[rank]

@@ -12,6 +12,7 @@ use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups};
 use crate::mesh::{self, GroupKind, Mesh, Placement, placement};
 use crate::model::{Layer, Mixer};
+use crate::price::lengthened;
 use crate::runtime::StageMemory;
 use crate::search::recompute::Sets;
 use crate::search::shape::{Kind, Question};
@@ -149,17 +150,57 @@ impl StageSplit {
         [0, 1].map(|pass| taken * bound_s[pass] / f64::max(all_s[pass], f64::MIN_POSITIVE))
     }
 
-    /// Seconds by which a rank ends later than its last backward pass alone, until its gradients are reduced: bucket after
-    /// bucket of some families, each in `reduce_s` once those of all of its units are whole. Passes beside them are slower.
-    pub(super) fn reduced_after(
+    /// Backward passes of a microbatch of a rank's units, in order of use, beside which its gradients are reduced, and by how much these slow them.
+    pub(super) fn beside(&self, case: Case<'_>, rank: usize, sets: &Sets) -> (Vec<f64>, f64) {
+        let [_, slows] = self.slowed(case, rank, sets);
+        let passes_s = self.passes_by_unit(case, rank, sets).into_iter();
+        (passes_s.map(|[_, backward_s]| backward_s).collect(), slows)
+    }
+
+    /// Seconds by which a rank ends later than its last [backward passes](Self::beside), beside which gradients are reduced that rest whole.
+    pub(super) fn reduced_beside_s(
         &self,
         case: Case<'_>,
         rank: usize,
-        sets: &Sets,
+        passes: (&[f64], f64),
+    ) -> f64 {
+        let (end, layout) = (&self.ends[rank], case.layout);
+        if case.question.bucket_elements(layout).is_some() {
+            return self.reduced_after(rank, passes, (several(layout), &end.reduce_s));
+        }
+        let reduce_s: f64 = end.reduce_s.iter().chain(&end.across_s).sum();
+        let (passes_s, slows) = passes;
+        lengthened(reduce_s, reduce_s - passes_s.iter().sum::<f64>(), slows)
+    }
+
+    /// The same where layers choose one by one what they compute again: as much as where they compute nothing again, and what that changes for each second
+    /// that those of the rank's first stage do, whose backward pass is the last.
+    ///
+    /// It is a line to where this stage computes its whole forward pass again, spread over all passes: which layers do so, and when reductions catch up
+    /// with passes, moves the end of the step by a part of one stage's recomputation in one microbatch.
+    pub(super) fn reduced_by_layer_s(&self, case: Case<'_>, rank: usize) -> [f64; 2] {
+        let (mut passes_s, slows) = self.beside(case, rank, &Sets::Every(0));
+        let at_none = self.reduced_beside_s(case, rank, (&passes_s, slows));
+        let again_s = self.forward_s(case.shape, rank);
+        let all_s: f64 = passes_s.iter().sum();
+        if again_s.min(all_s) <= 0.0 {
+            return [at_none, 0.0];
+        }
+        for pass_s in &mut passes_s {
+            *pass_s *= 1.0 + again_s / all_s;
+        }
+        let at_all = self.reduced_beside_s(case, rank, (&passes_s, slows));
+        [at_none, (at_all - at_none) / again_s]
+    }
+
+    /// Seconds by which a rank ends later than its last [backward passes](Self::beside) alone, until its gradients are reduced: bucket after
+    /// bucket of some families, each in `reduce_s` once those of all of its units are whole. Passes beside them are slower.
+    pub(super) fn reduced_after(
+        &self,
+        rank: usize,
+        (passes_s, slows): (&[f64], f64),
         (families, reduce_s): ([bool; 2], &[f64]),
     ) -> f64 {
-        let passes_s = self.passes_by_unit(case, rank, sets);
-        let [_, slows] = self.slowed(case, rank, sets);
         let buckets = self.weights[rank].of_collectives(families);
         let mut whole: Vec<(Option<usize>, f64)> = buckets
             .iter()
@@ -169,9 +210,9 @@ impl StageSplit {
         whole.sort_by_key(|(unit, _)| std::cmp::Reverse(*unit));
         let mut whole = whole.into_iter().peekable();
         let (mut now, mut free, mut alone) = (0.0_f64, 0.0_f64, 0.0);
-        for (unit, [_, backward_s]) in passes_s.iter().enumerate().rev() {
+        for (unit, &backward_s) in passes_s.iter().enumerate().rev() {
             // Reductions go on without a gap until the last of them ends.
-            let beside_s = (free - now).clamp(0.0, *backward_s);
+            let beside_s = (free - now).clamp(0.0, backward_s);
             alone += backward_s;
             now += backward_s + beside_s * slows;
             while let Some((_, seconds)) = whole.next_if(|(own, _)| *own == Some(unit)) {
@@ -184,28 +225,8 @@ impl StageSplit {
         free.max(now) - alone
     }
 
-    /// Seconds of reductions of a rank that begin behind all of its last backward passes.
-    pub(super) fn reduced_last_s(&self, case: Case<'_>, rank: usize) -> f64 {
-        if case.question.bucket_elements(case.layout).is_none() {
-            return 0.0;
-        }
-        let buckets = self.weights[rank].of_collectives(several(case.layout));
-        let each = buckets.iter().zip(&self.ends[rank].reduce_s);
-        let last = each.filter(|((units, late), _)| *late || units.start == 0);
-        last.map(|(_, seconds)| seconds).sum()
-    }
-
-    /// By how many seconds at most what shows of [hidden reductions](Self::hides_reductions) gets shorter for each second that the last
-    /// microbatch computes again.
-    ///
-    /// With more to compute in any unit a rank ends no sooner; but a smaller share of it may be bound by multiprocessors, and so less of it slowed,
-    /// by no more than is taken of these.
-    pub(crate) fn hides_at_most(&self) -> f64 {
-        let taken = self.ends.iter().map(|end| end.taken);
-        1.0 + taken.fold(0.0, f64::max)
-    }
-
-    /// Whether gradients that rest whole are reduced beside the last backward passes.
+    /// Whether gradients that rest whole are reduced beside the last backward passes. With more to compute in these a rank ends no sooner: for each
+    /// second that layers of its first stage compute again by themselves what shows of reductions gets shorter by no more than that.
     pub(crate) fn hides_reductions(case: Case<'_>) -> bool {
         let question = case.question;
         question.stack.hides(question.overlap).grad_reduce && !case.schedule.divides_backward()

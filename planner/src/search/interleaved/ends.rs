@@ -21,8 +21,6 @@ pub(super) struct Ends {
     /// The first layer of each kind and the one behind its last, where no others are between them: so many of each are then the same
     /// layers in the same order, whatever stages they are in. None where that is not so.
     blocks: Option<Vec<[u32; 2]>>,
-    /// See [`StageSplit::hides_at_most`].
-    pub(super) hides: f64,
 }
 
 /// With so many layers of each kind on each rank.
@@ -41,7 +39,6 @@ impl Ends {
         let mut ends = Self {
             known: BTreeMap::new(),
             blocks: blocks(&case.question.kind_of, case.shape.kinds.len()),
-            hides: 0.0,
         };
         let mut all: BTreeSet<Counts> = BTreeSet::new();
         for (rank, &[fewest, most]) in limits.ranks.iter().enumerate() {
@@ -54,8 +51,6 @@ impl Ends {
             (counts, end)
         });
         ends.known = known.collect();
-        let hides = ends.known.values().map(|end| end.split.hides_at_most());
-        ends.hides = hides.fold(1.0, f64::max);
         ends
     }
 

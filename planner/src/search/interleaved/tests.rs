@@ -11,7 +11,9 @@ use crate::layout::{Batch, Layout};
 use crate::model::presets;
 use crate::options::{Routing, SearchOptions};
 use crate::rules::Rules;
+use crate::runtime::{StageMemory, WorkingSets};
 use crate::search::Asked;
+use crate::search::by_set::BySet;
 use crate::search::judged::candidates;
 use crate::search::questions::question;
 use crate::search::schedules::Schedules;
@@ -358,6 +360,114 @@ fn law_no_choice_of_each_layer_takes_less() {
     }
 }
 
+/// Of the choices of all layers that have room, the one that is found takes the least: all are tried.
+#[test]
+fn oracle_no_choice_of_layers_is_better_in_the_step() {
+    let (mut full, mut divided) = (0, 0);
+    for (name, layers, every) in [
+        ("mixtral-8x7b", &[0; 4][..], 3),
+        ("deepseek-v2-lite", &[0, 1, 1][..], 29),
+    ] {
+        let options = SearchOptions::new(BATCH, StackName::Moefold);
+        let layers = (name, layers);
+        each_layout(layers, &options, every, |question, layout, schedules| {
+            if layout.vpp() == 1 {
+                return;
+            }
+            let own = each_in_step((question, layout, schedules));
+            full += own.len();
+            divided += own.into_iter().filter(|is_divided| *is_divided).count();
+        });
+    }
+    assert!(full > 20 && divided > 5, "{divided} of {full}");
+}
+
+/// The best choice that is found of a split, with its seconds, and what none takes less than.
+fn in_step(
+    (case, split): (Case<'_>, &StageSplit),
+    under: (&[Vec<Occupancy>], &Simulated),
+    divides: bool,
+) -> (Option<(f64, Sets)>, f64) {
+    let found = split.by_layer_in_step(case, under, (f64::INFINITY, divides), &unwatched());
+    (found.best, found.least_s)
+}
+
+/// Of a layout under less and less memory, whether choices had to be divided to know the best.
+fn each_in_step(
+    (question, layout, schedules): (&mut Question<'_>, &Layout, &Schedules),
+) -> Vec<bool> {
+    let shapes = Shapes::new(layout);
+    let schedule = question.schedules(layout.pp(), layout.vpp()).next();
+    let Some(schedule) = schedule else {
+        return Vec::new();
+    };
+    let layers = question.kind_of.len() as u32;
+    let occupancies = schedules.occupancies(layout, schedule);
+    let simulated = schedules.simulated(layout, schedule);
+    let mut all: Vec<(f64, Bytes)> = Vec::new();
+    let mut divided = Vec::new();
+    for limit in [None, Some(6), Some(3), Some(1)] {
+        let mut peaks: Vec<Bytes> = all.iter().map(|(_, peak)| *peak).collect();
+        peaks.sort_unstable();
+        question.limit = limit.map(|part| peaks[peaks.len() * part / 10]);
+        let mut shape = shapes.held_under(question, schedule, (true, 0)).clone();
+        let ends = [&mut shape.embedding, &mut shape.head];
+        for kind in shape.kinds.iter_mut().chain(ends) {
+            // Where layers choose, their order says what they work in.
+            let ordered = |set| StageMemory {
+                sets: WorkingSets::default(),
+                ..kind.memory.under(set)
+            };
+            let each: Vec<StageMemory> = (0..kind.memory.len()).map(ordered).collect();
+            kind.memory = BySet::new(&each);
+        }
+        let case = Case {
+            question,
+            layout,
+            shape: &shape,
+            schedule,
+        };
+        let ends = [u32::from(layout.stages() <= layers), 0];
+        let stages = cuts(layers, layout.stages(), ends).swap_remove(0);
+        let split = StageSplit::new(case, stages);
+        if limit.is_none() {
+            let each = question.kind_of.iter().map(|&kind| {
+                let kind = &case.shape.kinds[kind];
+                (0..kind.memory.len()).collect::<Vec<usize>>()
+            });
+            let mut choices: Vec<Vec<usize>> = vec![Vec::new()];
+            for own in each {
+                let with = |before: Vec<usize>| {
+                    let each = own.iter().map(move |set| [&before[..], &[*set]].concat());
+                    each.collect::<Vec<_>>()
+                };
+                choices = choices.into_iter().flat_map(with).collect();
+            }
+            let of_choice = |sets: Vec<usize>| {
+                let sets = Sets::Each(sets);
+                let times = split.times(case, &sets);
+                let step = simulated.simulator().run(&times).total.seconds().0;
+                (step, peak(&split.memory(case, &sets, occupancies)))
+            };
+            all = choices.into_par_iter().map(of_choice).collect();
+            continue;
+        }
+        let fits = all.iter().filter(|(_, peak)| *peak <= question.capacity());
+        let least_s = fits.map(|(step_s, _)| *step_s);
+        let least_s = least_s.fold(f64::INFINITY, f64::min);
+        let under = (occupancies, &simulated);
+        let [(_, first_s), (best, known_s)] =
+            [false, true].map(|divides| in_step((case, &split), under, divides));
+        let best_s = best.map_or(f64::INFINITY, |best| best.0);
+        let what = format!("{layout:?} {limit:?}: {best_s} {known_s} {least_s}");
+        assert!((best_s / least_s - 1.0).abs() < 2.0 * NEAR, "{what}");
+        assert!((known_s / least_s - 1.0).abs() < 2.0 * NEAR, "{what}");
+        assert!(first_s <= least_s * (1.0 + NEAR), "{what}");
+        divided.push(first_s < least_s * (1.0 - 2.0 * NEAR));
+    }
+    divided
+}
+
 /// Seconds and bytes of ways to compute again.
 type Ways = Vec<(f64, Bytes)>;
 
@@ -413,8 +523,9 @@ fn each_choice(
         // And the choices of each layer that the search makes.
         let best = |(number, (sizes, ways)): (usize, &(Vec<u32>, Ways))| {
             let split = StageSplit::new(case, stages_of(sizes));
-            let closer = || split.by_layer_in_step(case, occupancies, &simulated());
+            let closer = || in_step((case, &split), (occupancies, &simulated()), false).0;
             let closer = number.is_multiple_of(11).then(closer).flatten();
+            let closer = closer.map(|(_, sets)| sets);
             let chosen = split.by_layer(case, occupancies).into_iter().chain(closer);
             let chosen: Vec<_> = chosen.map(|sets| of_sets(&split, &sets)).collect();
             let fits = ways.iter().chain(&chosen);
@@ -429,7 +540,7 @@ fn each_choice(
         let best_s = best_s.fold(f64::INFINITY, f64::min);
         for (sizes, best_s) in &each {
             let split = StageSplit::new(case, stages_of(sizes));
-            let bound_s = unit.by_layer_bound_s(case, &split);
+            let bound_s = unit.by_layer_least_s(case, &split, f64::INFINITY, &unwatched());
             assert!(
                 bound_s <= best_s * (1.0 + NEAR),
                 "{layout:?} {limit:?} {sizes:?}: {bound_s} {best_s}"

@@ -7,7 +7,7 @@ use crate::layout::PartialDegrees;
 use crate::options::Effort;
 use crate::plan::LayoutRecord;
 use crate::rules::{Rules, space};
-use crate::search::interleaved::NEAR;
+use crate::search::candidate::NEAR;
 use crate::search::{Asked, Phase, Progress, plan_briefly, plan_watched};
 
 /// Qwen3-30B-A3B on 64 H100: moves put the third plan of the search first.
