@@ -247,10 +247,6 @@ fn of_others(
             if !open.splits.is_empty() {
                 let pins = LayoutRecord::from(&other.layout).pinned();
                 found.extend(of_open(asked, means.plan, (best_s, pins), &open));
-                if is_stopped() {
-                    // They were not all tried.
-                    continue;
-                }
             }
             other.least_s = open.left_s;
         }
@@ -450,11 +446,6 @@ fn split_below(
     let Some(open) = open(&Asked { options, ..*asked }, below_s, of) else {
         return (None, 0.0);
     };
-    // What was found is not lost where the search was stopped meanwhile.
-    let asked = &Asked {
-        watch: &unwatched,
-        ..*asked
-    };
     (of_open(asked, plan, (below_s, pins), &open), open.left_s)
 }
 
@@ -465,12 +456,12 @@ fn of_open(
     (below_s, pins): (f64, PartialDegrees),
     open: &Open,
 ) -> Option<Priced> {
-    let splits: Vec<_> = open.splits.iter().cloned().collect();
-    if splits.is_empty() {
-        return None;
-    }
-    let found = priced(asked, plan, below_s, pins, &splits);
-    let mut best = found.map(|(found, _)| found);
+    // What was found is not lost where the search was stopped meanwhile.
+    let asked = &Asked {
+        watch: &unwatched,
+        ..*asked
+    };
+    let mut best: Option<Priced> = None;
     for (stages, recompute) in &open.chosen {
         let options = &SearchOptions {
             recompute: Some(recompute.clone()),
@@ -481,7 +472,15 @@ fn of_open(
         let found = priced(asked, plan, below_s, pins, std::slice::from_ref(stages));
         best = found.map(|(found, _)| found).or(best);
     }
-    best
+    let is_chosen = |stages: &&Vec<Vec<u32>>| open.chosen.iter().any(|(own, _)| own == *stages);
+    let splits = open.splits.iter().filter(|stages| !is_chosen(stages));
+    let splits: Vec<_> = splits.cloned().collect();
+    if splits.is_empty() {
+        return best;
+    }
+    let below_s = best.as_ref().map_or(below_s, step_s);
+    let found = priced(asked, plan, below_s, pins, &splits);
+    found.map(|(found, _)| found).or(best)
 }
 
 /// A plan with layers moved one at a time, or where that does not help two, as long as its step gets shorter; none where it does not.

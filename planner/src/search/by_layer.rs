@@ -15,6 +15,8 @@ use std::ops::Range;
 use crate::memory::Occupancy;
 use crate::runtime::Passes;
 
+pub(crate) use exact::quicker;
+
 /// Ways to run some layers that are kept.
 const MOST: usize = 128;
 
@@ -289,7 +291,7 @@ pub(crate) fn fastest(
 ) -> (Option<Choice>, f64) {
     let fast = fast(chunks, under, counts);
     let below_s = fast.as_ref().map_or(f64::INFINITY, |fast| fast.0);
-    match exact::quicker(chunks, under, (counts, below_s)) {
+    match quicker(chunks, under, (counts, below_s)) {
         Ok(quicker) => {
             let best = quicker.or(fast);
             let least_s = best.as_ref().map_or(f64::INFINITY, |best| best.0);
@@ -565,7 +567,7 @@ mod tests {
                 // A way that is quicker than something is found where there is one.
                 let least = least.unwrap_or(f64::INFINITY);
                 for below_s in [least, least + 0.5, f64::INFINITY] {
-                    let quicker = exact::quicker(&ways, under, (counts, below_s)).expect("few ways");
+                    let quicker = quicker(&ways, under, (counts, below_s)).expect("few ways");
                     prop_assert_eq!(quicker.is_some(), least < below_s);
                     let of = quicker.map(|(seconds, sets)| [seconds, seconds_of(&chunks, &sets, counts)]);
                     prop_assert!(of.is_none_or(|of| of == [least; 2]));

@@ -263,9 +263,9 @@ impl<'q> Interleaved<'q> {
         }
     }
 
-    /// Whether each layer may compute again what it may by itself.
-    pub(crate) fn is_by_layer(&self) -> bool {
-        self.by_layer
+    /// Whether seconds of what is found are what it takes at least: its layers do not choose in the step.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.by_layer && !self.chooses()
     }
 
     /// The most layers that a stage may have; none where there is no split.
@@ -404,20 +404,25 @@ impl<'q> Interleaved<'q> {
 
     /// Whether its splits were divided before, or are all closed.
     pub(crate) fn is_divided(&self) -> bool {
-        self.limits.is_none() && self.open.len() != 1
+        self.limits.is_none() && self.undivided().is_none()
+    }
+
+    /// The node of all splits, beside which some may be left that are to choose.
+    fn undivided(&self) -> Option<&Node> {
+        let mut nodes = self.open.iter().filter(|node| node.next != Next::Choose);
+        let first = nodes.next();
+        first.filter(|_| nodes.next().is_none())
     }
 
     /// Paths of the program of all splits, once these are closed or glanced at or it has as many as it is given before it is divided.
     pub(crate) fn paths(&self) -> Option<Paths<'q>> {
-        let of_node = match &self.open[..] {
-            [
-                Node {
-                    next: Next::Probe(_) | Next::Divide,
-                    rows,
-                    point: Some(point),
-                    ..
-                },
-            ] => Some((point, rows)),
+        let of_node = match self.undivided() {
+            Some(Node {
+                next: Next::Probe(_) | Next::Divide,
+                rows,
+                point: Some(point),
+                ..
+            }) => Some((point, rows)),
             _ => None,
         };
         let last = self.last.as_ref().map(|(point, rows)| (point, rows));
@@ -500,7 +505,7 @@ impl<'q> Interleaved<'q> {
             .collect();
         let split = StageSplit::new(self.case, stages_of(&sizes));
         let under = (self.occupancies, &self.simulated);
-        let found = split.by_layer_in_step(self.case, under, (below_s, true), looks);
+        let found = split.by_layer_in_step(self.case, under, (below_s, usize::MAX), looks);
         self.left_s = self.left_s.min(found.least_s.max(node.least_s));
         found.best.map(|(step_s, sets)| Best {
             step_s,

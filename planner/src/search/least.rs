@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use rayon::prelude::*;
 
-use super::candidate::{Case, StageSplit};
+use super::candidate::{Case, InStep, StageSplit};
 use super::interleaved::{Best, Interleaved, Paths};
 use super::recompute::Sets;
 use super::room::{Most, Of, Room};
@@ -138,6 +138,11 @@ impl Splits {
         matches!(self, Self::Glance | Self::Other)
     }
 
+    /// Whether layers are to choose one by one as is best in the step.
+    fn chooses(self) -> bool {
+        matches!(self, Self::All | Self::Other)
+    }
+
     /// How much work is done at most.
     fn work(self, effort: Option<Effort>) -> usize {
         match (self, effort) {
@@ -239,8 +244,8 @@ impl Open {
             let found = looked.into_iter().filter_map(|(found, _)| found);
             if let Some(found) = found.min_by(least) {
                 let before = best.replace(found);
-                // Where layers choose its seconds are no more than it takes: one before it may take less.
-                let may_win = before.filter(|_| all.iter().any(Interleaved::is_by_layer));
+                // Where its seconds are no more than it takes one before it may take less.
+                let may_win = before.filter(|_| all.iter().any(Interleaved::is_bound));
                 self.splits.extend(may_win.map(|before| before.stages));
             }
         }
@@ -273,8 +278,8 @@ pub(crate) fn least_by_layer_s(
                 let shape = shapes.held_under(question, schedule, (true, index));
                 let case = unit.case(question, shape, schedule);
                 let split = StageSplit::new(case, stages.to_vec());
-                let own_s = unit.by_layer_least_s(case, &split, least_s, looks);
-                least_s = least_s.min(own_s);
+                let best = unit.by_layer_best(case, &split, least_s, looks);
+                least_s = least_s.min(best.least_s);
             }
         }
     }
@@ -480,15 +485,24 @@ fn open_of_case<'q>(
         };
         let each = cuts.into_par_iter().map(|cut| {
             let split = StageSplit::new(case, cut);
-            (
-                unit.by_layer_least_s(case, &split, below_s, looks),
-                split.stages,
-            )
+            let found = if which.chooses() {
+                unit.by_layer_best(case, &split, below_s, looks)
+            } else {
+                let least_s = unit.by_layer_bound_s(case, &split);
+                InStep {
+                    best: None,
+                    least_s,
+                }
+            };
+            (split.stages, found)
         });
-        for (own_s, stages) in each.collect::<Vec<_>>() {
-            if own_s < below_s {
-                open.left_s = open.left_s.min(own_s);
-                open.add_splits(Some(vec![stages]), || own_s);
+        for (stages, found) in each.collect::<Vec<_>>() {
+            if found.least_s < below_s {
+                open.left_s = open.left_s.min(found.least_s);
+                let recompute = found.best.map(|(_, sets)| question.recompute(&sets));
+                let chosen = recompute.map(|recompute| (stages.clone(), recompute));
+                open.chosen.extend(chosen);
+                open.add_splits(Some(vec![stages]), || found.least_s);
             }
         }
         Some(true)

@@ -74,6 +74,14 @@ pub(crate) enum Sets {
 }
 
 impl Sets {
+    /// What layers chose one by one, which may be alike.
+    pub(crate) fn each(sets: Vec<usize>) -> Self {
+        match sets.split_first() {
+            Some((first, others)) if others.iter().all(|set| set == first) => Self::Every(*first),
+            _ => Self::Each(sets),
+        }
+    }
+
     /// That of a decoder layer that has some number of layers before it in its stage.
     pub(crate) fn of(&self, layer: u32, before: u32) -> usize {
         match self {

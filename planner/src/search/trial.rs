@@ -18,8 +18,10 @@ use super::unit::{Bounds, Found, Outcome, Place, Unit, beaten, peak};
 use super::watch::Looks;
 use crate::choice::{Objective, ScheduleName};
 use crate::memory::Occupancy;
-use crate::options::Effort;
 use crate::stack::ByLayer;
+
+/// Parts of the choices of one split's layers that are looked at.
+const PARTS: usize = 16;
 
 /// A child that may still win.
 pub(crate) struct Child {
@@ -382,15 +384,12 @@ impl<'a> Trial<'_, 'a> {
         bound_s: &mut f64,
     ) -> Option<Sets> {
         let (question, unit) = (self.question, self.unit);
-        let options = question.options;
         // Where one split alone is asked for there is time to choose in the step.
-        let divides = options.effort == Effort::Patient && options.stages.is_some();
-        let is_alone = question.splits.len() == 1 || divides;
-        if !is_alone || question.by_layer != Some(ByLayer::Each) {
+        if question.splits.len() != 1 || question.by_layer != Some(ByLayer::Each) {
             return split.by_layer(case, occupancies);
         }
         let simulated = unit.schedules.simulated(unit.layout, case.schedule);
-        let (under, asked) = ((occupancies, &simulated), (f64::INFINITY, divides));
+        let (under, asked) = ((occupancies, &simulated), (f64::INFINITY, PARTS));
         let found = split.by_layer_in_step(case, under, asked, self.looks);
         *bound_s = bound_s.max(found.least_s);
         found.best.map(|(_, sets)| sets)

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use moefold_profiles::ByClass;
 use moefold_profiles::units::{Bytes, GIB};
 
-use super::candidate::{Case, StageSplit};
+use super::candidate::{Case, InStep, StageSplit};
 use super::predict::Choice;
 use super::recompute::Sets;
 use super::room::Room;
-use super::schedules::Schedules;
+use super::schedules::{Schedules, Simulated};
 use super::shape::{Question, Shape, Shapes};
 use super::watch::Looks;
 use crate::answer::Candidate;
@@ -62,23 +62,45 @@ impl<'a> Unit<'a> {
         Room::new(case, moments, capacity)
     }
 
-    /// Seconds that a split takes no less than where each layer computes again what it may by itself; where that may be less than `below_s`, those
-    /// of the best choice for who is patient.
-    pub(crate) fn by_layer_least_s(
+    /// Seconds that a split takes no less than where each layer computes again what it may by itself.
+    pub(crate) fn by_layer_bound_s(&self, case: Case<'_>, split: &StageSplit) -> f64 {
+        let (occupancies, simulated) = self.scheduled(case.schedule);
+        split.mixed_bound_s(case, occupancies, &simulated)
+    }
+
+    /// The same, and the best choice of layers where it may take less than `below_s` and there is the patience to look for it.
+    pub(crate) fn by_layer_best(
         &self,
         case: Case<'_>,
         split: &StageSplit,
         below_s: f64,
         looks: &Looks<'_>,
-    ) -> f64 {
-        let occupancies = self.schedules.occupancies(self.layout, case.schedule);
-        let simulated = self.schedules.simulated(self.layout, case.schedule);
-        let least_s = split.mixed_bound_s(case, occupancies, &simulated);
-        if least_s >= below_s || case.question.options.effort != Effort::Patient {
-            return least_s;
+    ) -> InStep {
+        let least_s = self.by_layer_bound_s(case, split);
+        let is_patient = case.question.options.effort == Effort::Patient;
+        // Where gradients rest divided nothing is known of all choices.
+        let is_asked = least_s < below_s && is_patient && !case.question.shards_gradients();
+        if !is_asked || looks.look().is_break() {
+            return InStep {
+                best: None,
+                least_s,
+            };
         }
-        let best = split.by_layer_in_step(case, (occupancies, &simulated), (below_s, true), looks);
-        least_s.max(best.least_s)
+        let (occupancies, simulated) = self.scheduled(case.schedule);
+        let asked = (below_s, usize::MAX);
+        let found = split.by_layer_in_step(case, (occupancies, &simulated), asked, looks);
+        InStep {
+            least_s: found.least_s.max(least_s),
+            ..found
+        }
+    }
+
+    fn scheduled(&self, name: ScheduleName) -> (&'a [Vec<Occupancy>], Simulated) {
+        let (layout, schedules) = (self.layout, self.schedules);
+        (
+            schedules.occupancies(layout, name),
+            schedules.simulated(layout, name),
+        )
     }
 
     /// Schedules that are tried, the usual one first, with their occupancies.

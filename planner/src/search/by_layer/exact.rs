@@ -56,7 +56,7 @@ struct Knapsack<'r, 'l> {
 ///
 /// # Errors
 /// Where there are too many ways to say: seconds that any counts at least.
-pub(super) fn quicker(
+pub(crate) fn quicker(
     chunks: &[&Chunk<'_>],
     under: (&[Occupancy], &[i64]),
     (counts, below_s): (&[Counts], f64),

@@ -32,6 +32,12 @@ impl OfRank<'_> {
         by_layer::fastest(&self.chunks(), (self.occupancies, &self.rooms), counts)
     }
 
+    /// See [`by_layer::quicker`].
+    pub(super) fn quicker(&self, counts: &[Counts], below_s: f64) -> Result<Option<Choice>, f64> {
+        let under = (self.occupancies, &self.rooms[..]);
+        by_layer::quicker(&self.chunks(), under, (counts, below_s))
+    }
+
     /// The sets of the layers of each stage that take the least time of those that are looked at first, and whether no others take less.
     fn fast(&self) -> (Option<Vec<Vec<usize>>>, bool) {
         let alike = vec![Counts::all(1.0); self.stages.len()];
@@ -57,7 +63,7 @@ impl StageSplit {
             ByLayer::Block => self.fewest_again(case, occupancies),
             ByLayer::Each => {
                 let chosen = self.each_by_itself(case, occupancies);
-                chosen.map(|(sets, _)| sets)
+                chosen.map(|(sets, _)| Sets::each(sets))
             }
         }
     }
@@ -164,14 +170,14 @@ impl StageSplit {
         &self,
         case: Case<'_>,
         occupancies: &[Vec<Occupancy>],
-    ) -> Option<(Sets, Vec<bool>)> {
+    ) -> Option<(Vec<usize>, Vec<bool>)> {
         let (mut sets, mut are_known) = (vec![0; case.question.kind_of.len()], Vec::new());
         for rank in self.ranks(case, occupancies) {
             let (choice, is_known) = rank.fast();
             are_known.push(is_known);
             self.take(&mut sets, &rank.stages, choice?);
         }
-        Some((Sets::Each(sets), are_known))
+        Some((sets, are_known))
     }
 
     /// Layers of some stages take what was chosen for them.
@@ -316,7 +322,7 @@ impl StageSplit {
         let plain = &case.question.choices[0];
         let chosen = self.each_by_itself(case, occupancies);
         let more_s = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
-            if let Some((Sets::Each(sets), are_known)) = &chosen
+            if let Some((sets, are_known)) = &chosen
                 && are_known[rank]
             {
                 let layers = own(layout, rank).flat_map(|stage| self.layers(stage));

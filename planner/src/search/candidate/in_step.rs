@@ -37,18 +37,18 @@ pub(crate) struct InStep {
 }
 
 impl StageSplit {
-    /// The choice for each layer under which the step is the shortest of those that fit, where it takes less than `below_s`; of all, or of
-    /// those that come up before these are divided.
+    /// The choice for each layer under which the step is the shortest of those that fit, where it takes less than `below_s`; or the best that
+    /// comes up as so many parts of all choices are looked at.
     pub(crate) fn by_layer_in_step(
         &self,
         case: Case<'_>,
         (occupancies, simulated): (&[Vec<Occupancy>], &Simulated),
-        (below_s, divides): (f64, bool),
+        (below_s, parts): (f64, usize),
         looks: &Looks<'_>,
     ) -> InStep {
         let mut choices = Choices::new(self, case, occupancies, simulated.simulator());
         let mut open: Vec<Part> = choices.all().into_iter().collect();
-        loop {
+        for looked in 0.. {
             let enough_s = choices.enough_s(below_s);
             open.retain(|part| part.least_s < enough_s);
             let each = open.iter().enumerate();
@@ -56,20 +56,26 @@ impl StageSplit {
             let Some((next, _)) = next else {
                 break;
             };
+            // Something is found though the search is stopped before.
+            if looked >= parts || looked > 0 && looks.look().is_break() {
+                let left = open.iter().map(|part| part.least_s);
+                choices.left_s = left.fold(choices.left_s, f64::min);
+                break;
+            }
             let mut part = open.swap_remove(next);
             choices.look(&mut part, below_s, looks);
             if part.least_s >= choices.enough_s(below_s) {
                 continue;
             }
-            let place = choices
-                .divided(&part)
-                .filter(|_| divides && looks.look().is_continue());
-            match place {
+            match choices.divided(&part) {
                 Some(place) => open.extend(choices.parts(&part, place)),
                 None => choices.left_s = choices.left_s.min(part.least_s),
             }
         }
-        let best_s = choices.best.as_ref().map_or(below_s, |best| best.0);
+        let best_s = choices
+            .best
+            .as_ref()
+            .map_or(below_s, |best| best.0.min(below_s));
         if case.question.shards_gradients() {
             // Gathers and reductions wait for passes of layers.
             choices.left_s = 0.0;
@@ -132,8 +138,9 @@ struct Part {
     points: Vec<Vec<usize>>,
     /// Paths that it has.
     paths: Vec<usize>,
-    /// Those of them with the best weights.
+    /// Those of them with the best weights, together, and which these are.
     weighted: Path,
+    held: Vec<usize>,
 }
 
 impl<'s> Choices<'s> {
@@ -185,6 +192,7 @@ impl<'s> Choices<'s> {
                 at_none: 0.0,
                 slopes: vec![0.0; self.layers_s.len()],
             },
+            held: Vec::new(),
         };
         (0..ranks)
             .all(|rank| self.sum_up(&mut all, rank))
@@ -193,7 +201,11 @@ impl<'s> Choices<'s> {
 
     /// Looks for what a rank takes at least in all in a part. Whether a choice is found that does.
     fn sum_up(&mut self, part: &mut Part, rank: usize) -> bool {
-        let (point, least_s) = self.shortened(part, rank, |_| 1.0);
+        let alike = Path {
+            at_none: 0.0,
+            slopes: vec![1.0; self.layers_s.len()],
+        };
+        let (point, least_s) = self.shortened(part, rank, &alike);
         if let Some(point) = point {
             part.sums[rank] = (least_s, point);
             add(&mut part.points[rank], point);
@@ -218,7 +230,7 @@ impl<'s> Choices<'s> {
             let Some(weighted) = self.weighted(part) else {
                 break;
             };
-            part.weighted = weighted;
+            (part.weighted, part.held) = weighted;
             let (chosen, is_new) = self.shorten(part, below_s);
             if part.least_s >= self.enough_s(below_s) || looks.look().is_break() {
                 break;
@@ -243,6 +255,7 @@ impl<'s> Choices<'s> {
         for within in [[from, at_s], [at_s, to]] {
             let mut own = part.clone();
             own.within_s[stage] = within;
+            own.paths.clone_from(&part.held);
             own.points = (0..self.ranks.len())
                 .map(|rank| {
                     let best = self.best_points(part, rank).into_iter();
@@ -259,20 +272,25 @@ impl<'s> Choices<'s> {
         parts
     }
 
-    /// The choice of a rank in a part that is the shortest where stages count so much, and what none counts less than.
-    fn shortened(
-        &mut self,
-        part: &Part,
-        rank: usize,
-        weight: impl Fn(usize) -> f64,
-    ) -> (Option<usize>, f64) {
+    /// The choice of a rank in a part that counts the least on paths, and what none counts less than.
+    fn shortened(&mut self, part: &Part, rank: usize, paths: &Path) -> (Option<usize>, f64) {
+        let known = self.best_known(part, rank, paths);
         let own = &self.ranks[rank];
         let of_stage = |&stage: &usize| Counts {
-            weight: weight(stage),
+            weight: paths.slopes[stage],
             within_s: part.within_s[stage],
         };
         let counts: Vec<Counts> = own.stages.iter().map(of_stage).collect();
-        let (choice, least_s) = own.fastest(&counts);
+        let (choice, least_s) = match known {
+            Some((_, known_s)) => match own.quicker(&counts, known_s) {
+                Ok(quicker) => {
+                    let least_s = quicker.as_ref().map_or(known_s, |quicker| quicker.0);
+                    (quicker, least_s)
+                }
+                Err(least_s) => (None, least_s.min(known_s)),
+            },
+            None => own.fastest(&counts),
+        };
         let point = choice.map(|(_, sets)| {
             let seconds = own.stages.iter().zip(&sets).map(|(&stage, sets)| {
                 let layers = self.split.layers(stage).zip(sets);
@@ -289,7 +307,7 @@ impl<'s> Choices<'s> {
                 self.points[rank].len() - 1
             })
         });
-        (point, least_s)
+        (point.or(known.map(|(point, _)| point)), least_s)
     }
 
     /// Simulates a choice, by the point of each rank. Whether a part did not have its longest path.
@@ -303,13 +321,19 @@ impl<'s> Choices<'s> {
                 layers_s[stage] = *seconds;
             }
         }
-        let sets = Sets::Each(sets);
-        let times = self.split.times(self.case, &sets);
-        let step_s = self.simulator.run(&times).total.seconds().0;
-        if self.best.as_ref().is_none_or(|best| step_s < best.0) {
-            self.best = Some((step_s, sets));
+        let step_s = |times: &StageTimes| self.simulator.run(times).total.seconds().0;
+        let chosen = Sets::each(sets.clone());
+        let times = self.split.times(self.case, &Sets::Each(sets));
+        let line_s = step_s(&times);
+        let whole_s = match &chosen {
+            // Where all layers choose alike what is reduced beside them is not on a line.
+            Sets::Every(_) => step_s(&self.split.times(self.case, &chosen)),
+            Sets::Each(_) | Sets::First { .. } => line_s,
+        };
+        if self.best.as_ref().is_none_or(|best| whole_s < best.0) {
+            self.best = Some((whole_s, chosen));
         }
-        self.add_path(part, &times, (&layers_s, step_s))
+        self.add_path(part, &times, (&layers_s, line_s))
     }
 
     /// Adds the longest path of a step to a part, if it did not have it.
@@ -338,8 +362,8 @@ impl<'s> Choices<'s> {
         add(&mut part.paths, path)
     }
 
-    /// Paths of a part, with the best weights for its points. None where the program is not solved.
-    fn weighted(&self, part: &Part) -> Option<Path> {
+    /// Paths of a part, with the best weights for its points, and those that have any. None where the program is not solved.
+    fn weighted(&self, part: &Part) -> Option<(Path, Vec<usize>)> {
         let lines: Vec<&Path> = part.paths.iter().map(|&path| &self.paths[path]).collect();
         let mut problem = Problem::new(OptimizationDirection::Maximize);
         let base_s = lines[0].at_none;
@@ -371,10 +395,13 @@ impl<'s> Choices<'s> {
                 .map(|(weight, line)| weight * line.slopes[stage])
                 .sum()
         });
-        Some(Path {
+        let held = part.paths.iter().zip(&weights);
+        let held = held.filter(|(_, weight)| **weight > 1e-9 * sum);
+        let path = Path {
             at_none: each().map(|(weight, line)| weight * line.at_none).sum(),
             slopes: slopes.collect(),
-        })
+        };
+        Some((path, held.map(|(&path, _)| path).collect()))
     }
 
     /// What a point of a rank counts on paths.
@@ -383,6 +410,13 @@ impl<'s> Choices<'s> {
         let each = stages.zip(&self.points[rank][point].seconds);
         each.map(|(&stage, seconds)| paths.slopes[stage] * seconds)
             .sum()
+    }
+
+    /// The point of a rank in a part that counts the least on paths, of those that are known, and what it counts.
+    fn best_known(&self, part: &Part, rank: usize, paths: &Path) -> Option<(usize, f64)> {
+        let points = (0..self.points[rank].len()).filter(|&point| self.has(part, rank, point));
+        let each = points.map(|point| (point, self.of(paths, rank, point)));
+        each.min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
     /// Whether a part has a point of a rank.
@@ -403,10 +437,8 @@ impl<'s> Choices<'s> {
         // What the point of each rank counts, and what none counts less than.
         let mut each: Vec<[f64; 2]> = Vec::new();
         for (rank, own) in self.ranks.iter().enumerate() {
-            let points = (0..self.points[rank].len()).filter(|&point| self.has(part, rank, point));
-            let seconds = points.map(|point| (point, self.of(&weighted, rank, point)));
-            let least = seconds.min_by(|a, b| a.1.total_cmp(&b.1));
-            let (point, known_s) = least.expect("one was looked for");
+            let known = self.best_known(part, rank, &weighted);
+            let (point, known_s) = known.expect("one was looked for");
             let slopes = own.stages.iter().map(|&stage| weighted.slopes[stage]);
             let alike = slopes.fold(f64::INFINITY, f64::min);
             let more = own.stages.iter().map(|&stage| {
@@ -431,7 +463,7 @@ impl<'s> Choices<'s> {
             if left_s <= 0.0 || all_s <= UNCERTAIN * left_s || uncertain(each[rank]) <= 0.0 {
                 break;
             }
-            let (point, least_s) = self.shortened(part, rank, |stage| weighted.slopes[stage]);
+            let (point, least_s) = self.shortened(part, rank, &weighted);
             each[rank][1] = each[rank][1].max(least_s);
             if let Some(point) = point {
                 let own_s = self.of(&weighted, rank, point);
@@ -508,7 +540,9 @@ impl<'s> Choices<'s> {
                         [f64::min(from, own_s), f64::max(to, own_s)]
                     });
                     let by_s = part.weighted.slopes[stage] * (to - from);
-                    if by_s > farthest.map_or(0.0, |farthest| farthest.0) {
+                    // Sums of the same are rounded otherwise in another order.
+                    let least_s = 1e-9 * part.least_s;
+                    if by_s > farthest.map_or(least_s, |farthest| farthest.0) {
                         farthest = Some((by_s, stage, 0.5 * (from + to)));
                     }
                 }

@@ -1,5 +1,7 @@
 //! The best of splits against all that there are.
 
+use std::ops::ControlFlow;
+
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::random::SplitMix64;
 use moefold_profiles::units::Bytes;
@@ -19,7 +21,7 @@ use crate::search::questions::question;
 use crate::search::schedules::Schedules;
 use crate::search::shape::Shapes;
 use crate::search::tests::cuts;
-use crate::search::watch::{self, Phase};
+use crate::search::watch::{self, Phase, Progress};
 use crate::stack::megatron::Declared;
 
 /// How many cases were looked at, of how many some splits had no room, and in how many stages of equal size were not the best.
@@ -382,16 +384,6 @@ fn oracle_no_choice_of_layers_is_better_in_the_step() {
     assert!(full > 20 && divided > 5, "{divided} of {full}");
 }
 
-/// The best choice that is found of a split, with its seconds, and what none takes less than.
-fn in_step(
-    (case, split): (Case<'_>, &StageSplit),
-    under: (&[Vec<Occupancy>], &Simulated),
-    divides: bool,
-) -> (Option<(f64, Sets)>, f64) {
-    let found = split.by_layer_in_step(case, under, (f64::INFINITY, divides), &unwatched());
-    (found.best, found.least_s)
-}
-
 /// Of a layout under less and less memory, whether choices had to be divided to know the best.
 fn each_in_step(
     (question, layout, schedules): (&mut Question<'_>, &Layout, &Schedules),
@@ -404,7 +396,7 @@ fn each_in_step(
     let layers = question.kind_of.len() as u32;
     let occupancies = schedules.occupancies(layout, schedule);
     let simulated = schedules.simulated(layout, schedule);
-    let mut all: Vec<(f64, Bytes)> = Vec::new();
+    let mut all: Vec<([f64; 2], Bytes)> = Vec::new();
     let mut divided = Vec::new();
     for limit in [None, Some(6), Some(3), Some(1)] {
         let mut peaks: Vec<Bytes> = all.iter().map(|(_, peak)| *peak).collect();
@@ -444,26 +436,51 @@ fn each_in_step(
                 choices = choices.into_iter().flat_map(with).collect();
             }
             let of_choice = |sets: Vec<usize>| {
-                let sets = Sets::Each(sets);
-                let times = split.times(case, &sets);
-                let step = simulated.simulator().run(&times).total.seconds().0;
-                (step, peak(&split.memory(case, &sets, occupancies)))
+                // Where all layers choose alike that is a choice for all, which is priced otherwise.
+                let ways = [Sets::Each(sets.clone()), Sets::each(sets)];
+                let steps_s = ways.each_ref().map(|sets| {
+                    let times = split.times(case, sets);
+                    simulated.simulator().run(&times).total.seconds().0
+                });
+                (steps_s, peak(&split.memory(case, &ways[0], occupancies)))
             };
             all = choices.into_par_iter().map(of_choice).collect();
             continue;
         }
         let fits = all.iter().filter(|(_, peak)| *peak <= question.capacity());
-        let least_s = fits.map(|(step_s, _)| *step_s);
-        let least_s = least_s.fold(f64::INFINITY, f64::min);
-        let under = (occupancies, &simulated);
-        let [(_, first_s), (best, known_s)] =
-            [false, true].map(|divides| in_step((case, &split), under, divides));
-        let best_s = best.map_or(f64::INFINITY, |best| best.0);
-        let what = format!("{layout:?} {limit:?}: {best_s} {known_s} {least_s}");
-        assert!((best_s / least_s - 1.0).abs() < 2.0 * NEAR, "{what}");
-        assert!((known_s / least_s - 1.0).abs() < 2.0 * NEAR, "{what}");
-        assert!(first_s <= least_s * (1.0 + NEAR), "{what}");
-        divided.push(first_s < least_s * (1.0 - 2.0 * NEAR));
+        let each = fits.map(|(steps_s, _)| *steps_s);
+        let [line_s, least_s] = each.fold([f64::INFINITY; 2], |least, own| {
+            [0, 1].map(|price| f64::min(least[price], own[price]))
+        });
+        let found = |below_s, parts, looks: &Looks<'_>| {
+            let under = (occupancies, &simulated);
+            let found = split.by_layer_in_step(case, under, (below_s, parts), looks);
+            let best_s = found.best.map_or(f64::INFINITY, |best| best.0);
+            assert!(
+                found.least_s <= line_s * (1.0 + 2.0 * NEAR),
+                "{layout:?} {limit:?} below {below_s}: {} {line_s}",
+                found.least_s
+            );
+            (best_s, found.least_s)
+        };
+        let (best_s, known_s) = found(f64::INFINITY, usize::MAX, &unwatched());
+        let is_near = |own_s: f64| {
+            (own_s / line_s - 1.0).abs() < 2.0 * NEAR || (own_s / least_s - 1.0).abs() < 2.0 * NEAR
+        };
+        let what = format!("{layout:?} {limit:?}: {best_s} {known_s} {line_s} {least_s}");
+        assert!(is_near(best_s) && is_near(known_s), "{what}");
+        let (none_s, below_s) = found(0.9 * best_s, usize::MAX, &unwatched());
+        assert!(none_s == f64::INFINITY && below_s == 0.9 * best_s, "{what}");
+        let (above_s, _) = found(1.1 * best_s, usize::MAX, &unwatched());
+        assert!((above_s / best_s - 1.0).abs() < 2.0 * NEAR, "{what}");
+        let stop = |_: &Progress| ControlFlow::Break(());
+        found(
+            f64::INFINITY,
+            usize::MAX,
+            &Looks::new(&stop, Phase::Looking, 1),
+        );
+        let (_, first_s) = found(f64::INFINITY, 1, &unwatched());
+        divided.push(first_s < line_s * (1.0 - 2.0 * NEAR));
     }
     divided
 }
@@ -523,9 +540,8 @@ fn each_choice(
         // And the choices of each layer that the search makes.
         let best = |(number, (sizes, ways)): (usize, &(Vec<u32>, Ways))| {
             let split = StageSplit::new(case, stages_of(sizes));
-            let closer = || in_step((case, &split), (occupancies, &simulated()), false).0;
+            let closer = || closer((case, &split), (occupancies, &simulated()));
             let closer = number.is_multiple_of(11).then(closer).flatten();
-            let closer = closer.map(|(_, sets)| sets);
             let chosen = split.by_layer(case, occupancies).into_iter().chain(closer);
             let chosen: Vec<_> = chosen.map(|sets| of_sets(&split, &sets)).collect();
             let fits = ways.iter().chain(&chosen);
@@ -540,7 +556,7 @@ fn each_choice(
         let best_s = best_s.fold(f64::INFINITY, f64::min);
         for (sizes, best_s) in &each {
             let split = StageSplit::new(case, stages_of(sizes));
-            let bound_s = unit.by_layer_least_s(case, &split, f64::INFINITY, &unwatched());
+            let bound_s = unit.by_layer_bound_s(case, &split);
             assert!(
                 bound_s <= best_s * (1.0 + NEAR),
                 "{layout:?} {limit:?} {sizes:?}: {bound_s} {best_s}"
@@ -575,6 +591,15 @@ fn each_choice(
         "{layout:?}: nothing is asked of whole layers"
     );
     shares
+}
+
+/// The choice of the layers of a split that comes up first in the step.
+fn closer(
+    (case, split): (Case<'_>, &StageSplit),
+    under: (&[Vec<Occupancy>], &Simulated),
+) -> Option<Sets> {
+    let found = split.by_layer_in_step(case, under, (f64::INFINITY, 1), &unwatched());
+    found.best.map(|(_, sets)| sets)
 }
 
 /// What splits take at least, which for none is more than the best of each that is known.
