@@ -22,6 +22,7 @@ mod front;
 mod interleaved;
 mod judged;
 mod least;
+mod line;
 mod longest;
 mod mix;
 mod moments;

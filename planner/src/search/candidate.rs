@@ -369,9 +369,9 @@ impl StageSplit {
             } else if !Self::hides_reductions(case) {
                 end.reduce_s.iter().chain(&end.across_s).sum()
             } else if let Sets::Each(_) = sets {
-                let [at_none, slope] = self.reduced_by_layer_s(case, rank);
                 let once_s = self.backward_of(shape, rank, &Sets::Every(0));
-                (at_none + slope * (backward_s[rank] - once_s)).max(0.0)
+                let by_layer = self.reduced_by_layer_s(case, rank);
+                by_layer.at(backward_s[rank] - once_s).max(0.0)
             } else {
                 let (passes_s, slows) = self.beside(case, rank, sets);
                 self.reduced_beside_s(case, rank, (&passes_s, slows))

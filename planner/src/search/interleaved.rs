@@ -23,9 +23,10 @@ use rayon::prelude::*;
 
 use ends::Ends;
 use hiding::{Hides, Hiding};
-use program::{Classes, Limits, Line, Point, Program, Row, Unsolved, WHOLE};
+use program::{Classes, Limits, Point, Program, Row, Unsolved, WHOLE};
 
 use super::candidate::{Case, NEAR, StageSplit, message, own, spans};
+use super::line::Line;
 use super::recompute::Sets;
 use super::room::{Most, Of, Room, SavedShares};
 use super::schedules::Simulated;

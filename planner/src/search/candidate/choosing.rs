@@ -29,30 +29,36 @@ pub(super) struct OfRank<'l> {
 impl OfRank<'_> {
     /// See [`by_layer::fastest`].
     pub(super) fn fastest(&self, counts: &[Counts]) -> (Option<Choice>, f64) {
-        by_layer::fastest(&self.chunks(), (self.occupancies, &self.rooms), counts)
+        let (chunks, under) = self.asked();
+        by_layer::fastest(&chunks, under, counts)
     }
 
     /// See [`by_layer::quicker`].
     pub(super) fn quicker(&self, counts: &[Counts], below_s: f64) -> Result<Option<Choice>, f64> {
-        let under = (self.occupancies, &self.rooms[..]);
-        by_layer::quicker(&self.chunks(), under, (counts, below_s))
+        let (chunks, under) = self.asked();
+        by_layer::quicker(&chunks, under, (counts, below_s))
     }
 
     /// The sets of the layers of each stage that take the least time of those that are looked at first, and whether no others take less.
     fn fast(&self) -> (Option<Vec<Vec<usize>>>, bool) {
-        let alike = vec![Counts::all(1.0); self.stages.len()];
         if self.stages.len() > 1 {
-            let under = (self.occupancies, &self.rooms[..]);
-            let fast = by_layer::fast(&self.chunks(), under, &alike);
+            let (chunks, under) = self.asked();
+            let fast = by_layer::fast(&chunks, under, &self.alike());
             return (fast.map(|fast| fast.1), false);
         }
-        let (fastest, least_s) = self.fastest(&alike);
+        let (fastest, least_s) = self.fastest(&self.alike());
         let is_known = fastest.as_ref().is_some_and(|own| own.0 <= least_s);
         (fastest.map(|own| own.1), is_known)
     }
 
-    fn chunks(&self) -> Vec<&Chunk<'_>> {
-        self.chunks.iter().map(Rc::as_ref).collect()
+    /// Every second of every stage counts.
+    fn alike(&self) -> Vec<Counts> {
+        vec![Counts::all(1.0); self.stages.len()]
+    }
+
+    fn asked(&self) -> (Vec<&Chunk<'_>>, (&[Occupancy], &[i64])) {
+        let chunks = self.chunks.iter().map(Rc::as_ref);
+        (chunks.collect(), (self.occupancies, &self.rooms))
     }
 }
 
@@ -116,15 +122,10 @@ impl StageSplit {
         rank: usize,
         occupancies: &[Occupancy],
     ) -> f64 {
-        let stages = || own(case.layout, rank);
-        let chunks: Vec<Chunk<'_>> = stages()
-            .map(|stage| self.chunk(case.shape, stage))
-            .collect();
-        let chunks: Vec<&Chunk<'_>> = chunks.iter().collect();
-        let rooms = self.rooms(case, rank, occupancies);
-        let alike = vec![Counts::all(1.0); chunks.len()];
-        let (_, all_s) = by_layer::fastest(&chunks, (occupancies, &rooms), &alike);
-        let layers = stages().flat_map(|stage| self.layers(stage));
+        let chunk = |stage| Rc::new(self.chunk(case.shape, stage));
+        let own = self.of_rank(case, (rank, occupancies), chunk);
+        let (_, all_s) = own.fastest(&own.alike());
+        let layers = own.stages.iter().flat_map(|&stage| self.layers(stage));
         let once_s: f64 = layers
             .map(|(_, kind)| case.shape.kinds[kind].backward_s[0])
             .sum();
@@ -152,16 +153,25 @@ impl StageSplit {
             chunk
         };
         let each = occupancies.iter().enumerate();
-        let each = each.map(|(rank, occupancies)| {
-            let stages: Vec<usize> = own(case.layout, rank).collect();
-            OfRank {
-                chunks: stages.iter().map(|&stage| chunk(stage)).collect(),
-                stages,
-                occupancies,
-                rooms: self.rooms(case, rank, occupancies),
-            }
-        });
+        let each = each
+            .map(|(rank, occupancies)| self.of_rank(case, (rank, &occupancies[..]), &mut chunk));
         each.collect()
+    }
+
+    /// What the layers of a rank may choose of, of the chunks of its stages.
+    fn of_rank<'l>(
+        &self,
+        case: Case<'_>,
+        (rank, occupancies): (usize, &'l [Occupancy]),
+        chunk: impl FnMut(usize) -> Rc<Chunk<'l>>,
+    ) -> OfRank<'l> {
+        let stages: Vec<usize> = own(case.layout, rank).collect();
+        OfRank {
+            chunks: stages.iter().copied().map(chunk).collect(),
+            stages,
+            occupancies,
+            rooms: self.rooms(case, rank, occupancies),
+        }
     }
 
     /// A choice for each layer by itself, on every rank whose memory it fits, and by rank whether no other has shorter backward passes: see
@@ -272,8 +282,8 @@ impl StageSplit {
             let hidden = if Self::hides_reductions(case) && !case.question.shards_gradients() {
                 let reduce = &mut times.reduce[rank];
                 *reduce = if layout.vpp() == 1 {
-                    let [at_none, slope] = self.reduced_by_layer_s(case, rank);
-                    Seconds((at_none + slope * more.seconds().0).max(0.0)).to_span()
+                    let by_layer = self.reduced_by_layer_s(case, rank);
+                    Seconds(by_layer.at(more.seconds().0).max(0.0)).to_span()
                 } else {
                     // All of it may be of other stages, or hide as much.
                     *reduce - more.min(*reduce)

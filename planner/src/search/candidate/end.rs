@@ -14,6 +14,7 @@ use crate::mesh::{self, GroupKind, Mesh, Placement, placement};
 use crate::model::{Layer, Mixer};
 use crate::price::lengthened;
 use crate::runtime::StageMemory;
+use crate::search::line::Line;
 use crate::search::recompute::Sets;
 use crate::search::shape::{Kind, Question};
 use crate::search::sharded::{Part, Waits};
@@ -178,19 +179,25 @@ impl StageSplit {
     ///
     /// It is a line to where this stage computes its whole forward pass again, spread over all passes: which layers do so, and when reductions catch up
     /// with passes, moves the end of the step by a part of one stage's recomputation in one microbatch.
-    pub(super) fn reduced_by_layer_s(&self, case: Case<'_>, rank: usize) -> [f64; 2] {
+    pub(super) fn reduced_by_layer_s(&self, case: Case<'_>, rank: usize) -> Line {
         let (mut passes_s, slows) = self.beside(case, rank, &Sets::Every(0));
         let at_none = self.reduced_beside_s(case, rank, (&passes_s, slows));
         let again_s = self.forward_s(case.shape, rank);
         let all_s: f64 = passes_s.iter().sum();
         if again_s.min(all_s) <= 0.0 {
-            return [at_none, 0.0];
+            return Line {
+                at_none,
+                slope: 0.0,
+            };
         }
         for pass_s in &mut passes_s {
             *pass_s *= 1.0 + again_s / all_s;
         }
         let at_all = self.reduced_beside_s(case, rank, (&passes_s, slows));
-        [at_none, (at_all - at_none) / again_s]
+        Line {
+            at_none,
+            slope: (at_all - at_none) / again_s,
+        }
     }
 
     /// Seconds by which a rank ends later than its last [backward passes](Self::beside) alone, until its gradients are reduced: bucket after

@@ -15,6 +15,7 @@ use super::choosing::OfRank;
 use super::{Case, NEAR, StageSplit, spans};
 use crate::memory::Occupancy;
 use crate::search::by_layer::Counts;
+use crate::search::line::Line;
 use crate::search::recompute::Sets;
 use crate::search::schedules::Simulated;
 use crate::search::watch::Looks;
@@ -100,7 +101,7 @@ struct Choices<'s> {
     /// And of layers in them.
     layers_s: Vec<f64>,
     /// By rank, see [`StageSplit::reduced_by_layer_s`]; none where reductions wait for all passes.
-    reduced: Vec<[f64; 2]>,
+    reduced: Vec<Line>,
     /// By rank.
     points: Vec<Vec<Point>>,
     paths: Vec<Path>,
@@ -345,10 +346,10 @@ impl<'s> Choices<'s> {
     ) -> bool {
         let path = self.simulator.longest(times);
         let mut slopes: Vec<f64> = path.backward.iter().copied().map(f64::from).collect();
-        for (rank, [at_none, slope]) in self.reduced.iter().enumerate() {
-            let shows_s = at_none + slope * (layers_s[rank] - self.layers_s[rank]);
+        for (rank, of) in self.reduced.iter().enumerate() {
+            let shows_s = of.at(layers_s[rank] - self.layers_s[rank]);
             let is_longer = path.reduce[rank] && shows_s > 0.0;
-            slopes[rank] += if is_longer { *slope } else { 0.0 };
+            slopes[rank] += if is_longer { of.slope } else { 0.0 };
         }
         let rounded: u32 = path.backward.iter().sum();
         let at_none = step_s - along(&slopes, layers_s) - ROUNDED_S * f64::from(rounded + 1);
@@ -505,8 +506,8 @@ impl<'s> Choices<'s> {
         let mut times = self.once.clone();
         times.backward = spans(&backward);
         times.last_backward.clone_from(&times.backward);
-        for (rank, [at_none, slope]) in self.reduced.iter().enumerate() {
-            let shows_s = at_none + slope * (layers_s[rank] - self.layers_s[rank]);
+        for (rank, of) in self.reduced.iter().enumerate() {
+            let shows_s = of.at(layers_s[rank] - self.layers_s[rank]);
             times.reduce[rank] = Seconds(shows_s.max(0.0)).to_span();
         }
         let step_s = self.simulator.run(&times).total.seconds().0;

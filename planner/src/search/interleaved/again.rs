@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::program::{Limits, Line, Point, Row, Unsolved};
+use super::super::line::Line;
+use super::program::{Limits, Point, Row, Unsolved};
 use super::{Again, Interleaved, StageSplit, own};
 
 /// Of how many ways to divide the layers of a rank between its stages, at most, the least is looked for.

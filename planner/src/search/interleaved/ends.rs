@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use moefold_profiles::units::Span;
 
 use super::super::candidate::{Case, StageSplit, own};
+use super::super::line::Line;
 use super::super::recompute::Sets;
-use super::program::{Limits, Line, Point};
+use super::program::{Limits, Point};
 
 /// Layers of a rank, by kind.
 type Counts = Vec<u32>;

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use super::super::candidate::{Case, Exchanges, own};
+use super::super::line::Line;
 use super::super::recompute::Sets;
 use super::super::shape::Kind;
 use super::super::stages::hides;
-use super::program::{Limits, Line, Point};
+use super::program::{Limits, Point};
 use crate::simulate::{Hidden, LongestPath, Simulator};
 
 /// What a stage may have, with the places of kinds of layers: the embedding, layers each under a recompute set, the head.

@@ -9,6 +9,7 @@ use microlp::{
 };
 
 use super::super::candidate::{Case, own};
+use super::super::line::Line;
 use super::super::recompute::Sets;
 use super::super::room::{Most, SavedShares, Shares};
 use super::super::savers::Saver;
@@ -62,13 +63,6 @@ pub(super) struct Point {
     pub(super) again: Vec<f64>,
     /// By stage, layers of each saver.
     pub(super) savers: Vec<Vec<f64>>,
-}
-
-/// A line, by what it is of no layers and of each more.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Line {
-    pub(super) at_none: f64,
-    pub(super) slope: f64,
 }
 
 /// A limit of a linear function of layers.
@@ -431,42 +425,6 @@ impl Point {
             sizes
         });
         (rounded, false)
-    }
-}
-
-impl Line {
-    pub(super) fn at(&self, place: f64) -> f64 {
-        self.at_none + self.slope * place
-    }
-
-    /// The line through two points; level where they are one.
-    pub(super) fn through([from, low]: [f64; 2], [to, high]: [f64; 2]) -> Self {
-        let slope = if to > from {
-            (high - low) / (to - from)
-        } else {
-            0.0
-        };
-        Self {
-            at_none: low - slope * from,
-            slope,
-        }
-    }
-
-    /// Of the lines that are above none of some points, which are in order, the one that is the highest at a place between them.
-    pub(super) fn below(points: &[[f64; 2]], place: f64) -> Self {
-        let mut hull: Vec<[f64; 2]> = Vec::new();
-        for &point in points {
-            while let [.., before, last] = hull[..]
-                && Self::through(before, point).at(last[0]) <= last[1]
-            {
-                hull.pop();
-            }
-            hull.push(point);
-        }
-        let last = hull.len() - 1;
-        let after = hull.iter().position(|[at, _]| *at > place);
-        let after = after.unwrap_or(last).clamp(1.min(last), last);
-        Self::through(hull[after.saturating_sub(1)], hull[after])
     }
 }
 
