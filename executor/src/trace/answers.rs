@@ -51,7 +51,7 @@ pub struct Traced<'a> {
 /// What is traced as one, and the sizes that decide what it does: `[precision and what is offloaded, cp_comm,
 /// seq_len, whether the backward pass is divided, whether weights rest so, whether gradients of weights are delayed]`; of what attention's
 /// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
-/// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]` and how tokens go there `[dispatcher,
+/// shared, or where gradients of the router are completed in every pass, `[ep, etp and tp, local tokens, rows of the rank's experts]` and how tokens go there `[dispatcher,
 /// capacity, what is dropped, padding]`. Depths of multi-token prediction, which are the head's, are decided by
 /// all.
 type Sizes = (Unit, [u64; 4], [u64; 3], [u64; 3], [u64; 4]);
@@ -210,7 +210,8 @@ impl<'a> Traced<'a> {
             attention = [local.tp, local.mbs, local.cp];
         }
         if let Some(moe) = by_experts {
-            let tp = moe.shared.as_ref().map_or(0, |_| local.tp);
+            let knows_tp = moe.shared.is_some() || site.sharded;
+            let tp = if knows_tp { local.tp } else { 0 };
             let degrees = local.ep << 42 | local.etp << 21 | tp;
             experts = [degrees, local.tokens_local, local.expert_rows];
             // A rank with all experts is the same under every dispatcher.

@@ -474,6 +474,44 @@ fn oracle_recomputation_by_layer_is_the_fastest_that_fits() {
     }
 }
 
+/// A layout comes to the same by itself as behind all others, whose answers are remembered.
+#[test]
+fn law_answers_do_not_depend_on_what_was_asked_before() {
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 32,
+    };
+    let cluster = endless();
+    let costs = Costs::for_cluster(&cluster, &[]);
+    for name in ["mixtral-8x7b", "deepseek-v2-lite"] {
+        let mut model = presets::load(name).expect("a preset");
+        model.layers.drain(3..);
+        for zero in [Zero::States, Zero::Fsdp] {
+            let options = SearchOptions {
+                precision: Precision::Bf16,
+                pins: "pp=1".parse().expect("degrees"),
+                top: usize::MAX,
+                zero,
+                ..SearchOptions::new(batch, StackName::Moefold)
+            };
+            let plans = |options: &SearchOptions, runtime: &Traced<'_>| {
+                let asked = search::Asked::new(&model, &cluster, 8, options, &costs, runtime);
+                search::plan_briefly(&asked).expect("feasible").plans
+            };
+            let all = plans(&options, &Traced::new(&model, &cluster));
+            assert!(all.len() > 40, "{}", all.len());
+            for known in all.iter().step_by(7) {
+                let alone = SearchOptions {
+                    pins: known.layout.pinned(),
+                    ..options.clone()
+                };
+                let own = plans(&alone, &Traced::new(&model, &cluster));
+                assert_eq!(own[0].predicted, known.predicted, "{:?}", known.layout);
+            }
+        }
+    }
+}
+
 /// Each layout under each of its schedules by itself, in much memory and in little: nothing that is ruled out by a
 /// bound was the best.
 #[test]
