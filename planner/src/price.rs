@@ -307,12 +307,15 @@ fn bound_by_sms(work: &Work, cost: Cost) -> f64 {
     }
 }
 
-/// Seconds that collectives beside compute make a pass longer: those that show of `all_s`, or what compute loses beside the
-/// others, of whose multiprocessors they take a share. As long as compute is slower more is hidden, so it is the longer of
-/// both.
-pub(crate) fn lengthened(all_s: f64, shown_s: f64, taken: f64) -> f64 {
-    let shown_s = shown_s.clamp(0.0, all_s);
-    f64::max(shown_s, (all_s - shown_s) * taken)
+/// Seconds that compute of `alone_s` takes longer beside collectives that go on for `beside_s` from its start on: these take a share of its
+/// multiprocessors, and until they end it has the rest.
+pub(crate) fn slower(alone_s: f64, beside_s: f64, taken: f64) -> f64 {
+    taken * beside_s.clamp(0.0, alone_s / (1.0 - taken))
+}
+
+/// The same with what then shows of the collectives, where it waits for them.
+pub(crate) fn lengthened(alone_s: f64, beside_s: f64, taken: f64) -> f64 {
+    f64::max(beside_s - alone_s, beside_s.max(0.0) * taken)
 }
 
 /// Of a tensor-parallel collective that runs beside the product before or behind it, what shows and what that hides, if
@@ -377,7 +380,7 @@ impl Hidden {
         if let Some((category, time, source)) = self.work {
             let cover = self.cover * (1.0 - self.uncovered);
             let taken = if time > 0.0 { self.taken / time } else { 0.0 };
-            let time = Seconds(lengthened(time, time - cover, taken));
+            let time = Seconds(lengthened(cover, time, taken));
             breakdown.add(category, Cost { time, source });
         }
     }

@@ -328,7 +328,7 @@ impl StageSplit {
         let forward_s: f64 = stages.map(|stage| self.forward_s(case.shape, stage)).sum();
         // Until its first message comes a rank computes nothing.
         let beside_s = (gather_s - arrives).max(0.0);
-        lengthened(beside_s, beside_s - forward_s, slows)
+        lengthened(forward_s, beside_s, slows)
     }
 
     /// Seconds of a forward pass of a stage.
@@ -349,23 +349,13 @@ impl StageSplit {
         times.backward = spans(&backward_s);
         times.last_backward.clone_from(&times.backward);
         times.hidden = self.hidden(case, sets);
-        let beside = question.stack.hides(question.overlap).grad_reduce;
         for (rank, end) in self.ends.iter().enumerate() {
             // A stage's gradients are whole in its last backward, under which they are reduced, and where that is divided
             // only after it.
             let reduce = if question.shards_gradients() {
-                // What is reduced in every microbatch is not again at the end, but over instances, unit after unit of the
-                // last backward pass (Megatron-FSDP, `outer_fsdp_group_grad_reduce`).
                 let waits = self.waits(case, rank, sets);
                 add_waits(&mut times, rank, &waits);
-                let shows_s = if beside {
-                    let over = ([true; 2], &end.across_s[..]);
-                    let (passes_s, slows) = self.beside(case, rank, sets);
-                    self.reduced_after(rank, (&passes_s, slows), over)
-                } else {
-                    end.across_s.iter().sum()
-                };
-                waits.reduce + shows_s
+                waits.reduce + self.reduced_across_s(case, rank, sets)
             } else if !Self::hides_reductions(case) {
                 end.reduce_s.iter().chain(&end.across_s).sum()
             } else if let Sets::Each(_) = sets {

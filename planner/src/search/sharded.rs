@@ -9,6 +9,7 @@ use moefold_profiles::Op;
 
 use crate::bucket::Held;
 use crate::choice::Overlap;
+use crate::price::slower;
 
 /// What is gathered and reduced as one: a family of a unit.
 #[derive(Debug, Clone)]
@@ -39,6 +40,8 @@ pub(super) struct Waits {
     pub(super) last_backward: f64,
     /// What is left to reduce after the last backward pass.
     pub(super) reduce: f64,
+    /// What is left to reduce after a backward pass, beside the forward pass that follows it.
+    left: f64,
     /// How often each gather runs: in the first microbatch, and in every other.
     pub(super) gathers: Vec<[u32; 2]>,
     /// What adds reduced gradients up, in every microbatch.
@@ -76,7 +79,7 @@ impl Waits {
             gathers: vec![0; parts.len()],
             reduced: Vec::new(),
         };
-        let mut passed_s = [[0.0; 2]; 2];
+        let (mut passed_s, mut left) = ([[0.0; 2]; 2], [0.0; 2]);
         let mut gathers = vec![[0; 2]; parts.len()];
         for (microbatch, passed_s) in passed_s.iter_mut().enumerate() {
             for pass in [FORWARD, BACKWARD] {
@@ -88,6 +91,7 @@ impl Waits {
                 player.pass(pass, passes_s);
                 passed_s[pass] = player.now - began;
             }
+            left[microbatch] = (player.lane - player.now).max(0.0);
             for (all, own) in gathers.iter_mut().zip(&mut player.gathers) {
                 all[microbatch] = std::mem::take(own);
             }
@@ -108,12 +112,30 @@ impl Waits {
             backward: waited(usual, BACKWARD),
             last_backward: waited(0, BACKWARD),
             reduce: player.now - after,
+            left: left[usual],
             gathers,
             swept: parts
                 .iter()
                 .flat_map(|part| part.sweeps.iter().copied())
                 .collect(),
         }
+    }
+
+    /// What of it may be hidden at most where backward passes take longer, but none longer than where these are the waits: of what a microbatch waits
+    /// for, the first forward pass, and the last backward pass with what is left to reduce. With more to compute passes end no sooner and wait no
+    /// longer; but what is reduced beside them, and was beside forward passes, may slow them more.
+    pub(super) fn may_hide_s(&self, longest: &Self, slowed: [f64; 2]) -> [f64; 3] {
+        let moved_s = (self.left - longest.left).max(0.0);
+        let slower_s = (slowed[BACKWARD] - slowed[FORWARD]).max(0.0) * moved_s;
+        let [all, least] = [self, longest].map(Self::in_parts);
+        let hidden = [0, 1, 2].map(|part| (all[part] - least[part]).max(0.0));
+        [hidden[0] + slower_s, hidden[1], hidden[2]]
+    }
+
+    fn in_parts(&self) -> [f64; 3] {
+        // Gathers of a forward pass come after reductions of the microbatch before.
+        let usual = self.forward + self.backward;
+        [usual, self.first_forward, self.last_backward + self.reduce]
     }
 
     /// How often each gather of weights that rest divided runs in a step of so many microbatches.
@@ -166,9 +188,7 @@ impl Player<'_> {
                     self.settle(|other| buffer(other) == own);
                 }
             }
-            // Collectives go on without a gap until the last of them ends.
-            let beside_s = (self.lane - self.now).clamp(0.0, passes_s[unit][pass]);
-            self.now += passes_s[unit][pass] + beside_s * self.slowed[pass];
+            self.compute(pass, passes_s[unit][pass]);
             if pass == BACKWARD {
                 for &number in &own {
                     self.lane = self.lane.max(self.now) + self.parts[number].reduce_s;
@@ -179,6 +199,12 @@ impl Player<'_> {
                 }
             }
         }
+    }
+
+    /// Computes something of a pass.
+    fn compute(&mut self, pass: usize, alone_s: f64) {
+        // Collectives go on without a gap until the last of them ends.
+        self.now += alone_s + slower(alone_s, self.lane - self.now, self.slowed[pass]);
     }
 
     /// Gathers what of a unit its buffers do not hold.
@@ -199,9 +225,11 @@ impl Player<'_> {
     /// Waits for reductions of some parts and adds what they give up.
     fn settle(&mut self, those: impl Fn(&Part) -> bool) {
         for (number, ends) in std::mem::take(&mut self.reduced) {
-            let part = &self.parts[number];
+            let parts = self.parts;
+            let part = &parts[number];
             if those(part) {
-                self.now = self.now.max(ends) + part.swept_s;
+                self.now = self.now.max(ends);
+                self.compute(BACKWARD, part.swept_s);
             } else {
                 self.reduced.push((number, ends));
             }
@@ -211,6 +239,8 @@ impl Player<'_> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// Four units of one family, each gathered in 2 and reduced in 3 seconds.
@@ -306,13 +336,60 @@ mod tests {
         let waits = Waits::played(&parts([2, 2]), (&passes_s, [0.0; 2]), beside, false, 2);
         assert_eq!(waits.gathers, [[2, 2]; 4]);
         let waited = waits.forward + waits.backward;
-        // Beside the forward pass run three gathers of 2, beside the backward pass three of 2 and three reductions of 3, two of
-        // which go on while half a second of sums is added up.
+        // Beside the forward pass run three gathers of 2, beside the backward pass and what adds its gradients up three of 2 and three reductions
+        // of 3.
         let waits = Waits::played(&parts([2, 2]), (&passes_s, [0.1, 0.2]), beside, false, 2);
         let slower = waits.forward + waits.backward - waited;
         assert!(
-            (slower - (0.1 * 6.0 + 0.2 * 14.0)).abs() < 1e-12,
+            (slower - (0.1 * 6.0 + 0.2 * 15.0)).abs() < 1e-12,
             "{slower}"
         );
+    }
+
+    /// A unit: seconds to gather, to reduce, to add up, of a forward and of a backward pass, and what that takes longer twice.
+    fn unit() -> impl Strategy<Value = [f64; 7]> {
+        prop::array::uniform7((0_u32..12).prop_map(|tenths| f64::from(tenths) / 4.0))
+    }
+
+    proptest! {
+        #[test]
+        fn law_longer_passes_end_no_sooner_and_hide_no_more_than_may_be(
+            units in prop::collection::vec(unit(), 1..6),
+            turns in prop::array::uniform2(1_usize..4),
+            slowed in prop::array::uniform2((0_u32..4).prop_map(|tenths| f64::from(tenths) / 10.0)),
+            (grad_reduce, param_gather, gathers, keeps) in any::<(bool, bool, bool, bool)>(),
+            microbatches in 1_u32..4,
+        ) {
+            let parts = units.iter().enumerate().map(|(unit, of)| Part {
+                family: unit % 2,
+                unit,
+                buffers: turns.map(|turns| unit % turns),
+                before_s: 0.0,
+                gather_s: gathers.then_some(of[0]),
+                reduce_s: of[1],
+                sweeps: Vec::new(),
+                swept_s: of[2] / 8.0,
+            });
+            let parts: Vec<Part> = parts.collect();
+            let overlap = Overlap { grad_reduce, param_gather, ..Overlap::default() };
+            let played = |longer: usize| {
+                let passes = units.iter().map(|of| [of[3], of[4..=4 + longer].iter().sum()]);
+                let passes_s: Vec<[f64; 2]> = passes.collect();
+                let waits = Waits::played(&parts, (&passes_s, slowed), overlap, keeps, microbatches);
+                let alone = [0, 1].map(|pass| passes_s.iter().map(|of| of[pass]).sum::<f64>());
+                let waited_s = waits.in_parts();
+                let alone_s = [alone[0] + alone[1], alone[0], alone[1]];
+                let ends = [0, 1, 2].map(|part| alone_s[part] + waited_s[part]);
+                (waits, waited_s, ends)
+            };
+            let [(plain, plain_s, plain_ends), (_, more_s, more_ends), (longest, ..)] = [0, 1, 2].map(played);
+            let hidden = plain.may_hide_s(&longest, slowed);
+            // One microbatch has no other.
+            for part in usize::from(microbatches == 1)..3 {
+                let what = format!("{part}: {more_s:?} {plain_s:?} {hidden:?} {more_ends:?} {plain_ends:?}");
+                prop_assert!(more_s[part] >= plain_s[part] - hidden[part] - 1e-9, "{what}");
+                prop_assert!(part == 1 || more_ends[part] >= plain_ends[part] - 1e-9, "{what}");
+            }
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::search::by_set::OfSet;
 use crate::search::mix::{self, Alike, Way};
 use crate::search::recompute::Sets;
 use crate::search::schedules::Simulated;
-use crate::search::shape::{Question, Shape};
+use crate::search::shape::{Kind, Question, Shape};
 use crate::simulate::{StageTimes, lower_bound};
 use crate::stack::ByLayer;
 
@@ -39,7 +39,8 @@ impl OfRank<'_> {
         by_layer::quicker(&chunks, under, (counts, below_s))
     }
 
-    /// The sets of the layers of each stage that take the least time of those that are looked at first, and whether no others take less.
+    /// The sets of the layers of each stage that take the least time of those that fit and are looked at first, if any do, and whether no others
+    /// take less: all are looked at where there is one stage. See [`by_layer`].
     fn fast(&self) -> (Option<Vec<Vec<usize>>>, bool) {
         if self.stages.len() > 1 {
             let (chunks, under) = self.asked();
@@ -47,7 +48,8 @@ impl OfRank<'_> {
             return (fast.map(|fast| fast.1), false);
         }
         let (fastest, least_s) = self.fastest(&self.alike());
-        let is_known = fastest.as_ref().is_some_and(|own| own.0 <= least_s);
+        let own_s = fastest.as_ref().map_or(f64::INFINITY, |own| own.0);
+        let is_known = own_s <= least_s;
         (fastest.map(|own| own.1), is_known)
     }
 
@@ -68,8 +70,12 @@ impl StageSplit {
         match case.question.by_layer? {
             ByLayer::Block => self.fewest_again(case, occupancies),
             ByLayer::Each => {
-                let chosen = self.each_by_itself(case, occupancies);
-                chosen.map(|(sets, _)| Sets::each(sets))
+                let mut sets = vec![0; case.question.kind_of.len()];
+                for own in self.ranks(case, occupancies) {
+                    let (fast, _) = own.fast();
+                    self.take(&mut sets, &own.stages, fast?);
+                }
+                Some(Sets::each(sets))
             }
         }
     }
@@ -174,22 +180,6 @@ impl StageSplit {
         }
     }
 
-    /// A choice for each layer by itself, on every rank whose memory it fits, and by rank whether no other has shorter backward passes: see
-    /// [`by_layer`]. All ways are looked at where ranks have one stage.
-    fn each_by_itself(
-        &self,
-        case: Case<'_>,
-        occupancies: &[Vec<Occupancy>],
-    ) -> Option<(Vec<usize>, Vec<bool>)> {
-        let (mut sets, mut are_known) = (vec![0; case.question.kind_of.len()], Vec::new());
-        for rank in self.ranks(case, occupancies) {
-            let (choice, is_known) = rank.fast();
-            are_known.push(is_known);
-            self.take(&mut sets, &rank.stages, choice?);
-        }
-        Some((sets, are_known))
-    }
-
     /// Layers of some stages take what was chosen for them.
     pub(super) fn take(&self, sets: &mut [usize], stages: &[usize], chosen: Vec<Vec<usize>>) {
         for (&stage, chosen) in stages.iter().zip(chosen) {
@@ -267,19 +257,20 @@ impl StageSplit {
             // Stages are rounded one by one.
             let others = u64::from(layout.vpp()) - 1;
             let more = Span(((more_s.min(1e9) * 1e9) as u64).saturating_sub(others));
-            // What passes wait for, and what is reduced after the last, may be hidden under it.
             let waits = if case.question.shards_gradients() {
-                // Gathers of a forward pass come after reductions of the microbatch before.
-                let waits = self.waits(case, rank, plain);
-                let both = [
-                    waits.forward + waits.backward,
-                    waits.first_forward + waits.last_backward,
-                ];
-                both.map(|seconds| Seconds(seconds).to_span())
+                // One nanosecond more, as spans are rounded.
+                let hidden = self.may_hide_s(case, rank);
+                let [usual, first, last] =
+                    hidden.map(|seconds| Seconds(seconds).to_span() + Span(1));
+                let forward = &mut times.first_forward[rank];
+                *forward -= first.min(*forward);
+                [usual, last]
             } else {
                 [Span::ZERO; 2]
             };
-            let hidden = if Self::hides_reductions(case) && !case.question.shards_gradients() {
+            let hidden = if case.question.shards_gradients() {
+                Span::ZERO
+            } else if Self::hides_reductions(case) {
                 let reduce = &mut times.reduce[rank];
                 *reduce = if layout.vpp() == 1 {
                     let by_layer = self.reduced_by_layer_s(case, rank);
@@ -296,6 +287,19 @@ impl StageSplit {
             times.last_backward[last] += more - (waits[1] + hidden).min(more);
         }
         times
+    }
+
+    /// Where gradients rest divided, what of what passes wait for may be hidden under what layers compute again: see [`Waits::may_hide_s`].
+    fn may_hide_s(&self, case: Case<'_>, rank: usize) -> [f64; 3] {
+        let plain = &case.question.choices[0];
+        let [plain_s, longest_s] = [plain, &longest(case)].map(|sets| {
+            let waits = self.waits(case, rank, sets);
+            let across_s = self.reduced_across_s(case, rank, sets);
+            (waits, across_s)
+        });
+        let slowed = self.slowed(case, rank, plain);
+        let [usual, first, last] = plain_s.0.may_hide_s(&longest_s.0, slowed);
+        [usual, first, last + (plain_s.1 - longest_s.1).max(0.0)]
     }
 
     /// Bytes that the stages of a rank may take at some instants.
@@ -321,7 +325,7 @@ impl StageSplit {
     }
 
     /// What the step could shrink to if every layer chose its recompute set by itself: see [`crate::search::mix`]. No choice for
-    /// each layer runs this layout and split in less.
+    /// each layer runs this layout and split in less; infinite where none is known to fit.
     pub(crate) fn mixed_bound_s(
         &self,
         case: Case<'_>,
@@ -330,14 +334,16 @@ impl StageSplit {
     ) -> f64 {
         let (layout, shape) = (case.layout, case.shape);
         let plain = &case.question.choices[0];
-        let chosen = self.each_by_itself(case, occupancies);
+        let ranks = self.ranks(case, occupancies);
         let more_s = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
-            if let Some((sets, are_known)) = &chosen
-                && are_known[rank]
-            {
+            let (fast, is_known) = ranks[rank].fast();
+            if is_known {
+                let Some(fast) = fast else {
+                    return f64::INFINITY;
+                };
                 let layers = own(layout, rank).flat_map(|stage| self.layers(stage));
-                let again =
-                    layers.map(|(layer, kind)| shape.kinds[kind].again_s(sets[layer as usize]));
+                let each = layers.zip(fast.iter().flatten());
+                let again = each.map(|((_, kind), &set)| shape.kinds[kind].again_s(set));
                 return again.sum::<f64>() * (1.0 - 1e-9);
             }
             let memory = self.own_memory((layout, shape), rank, plain);
@@ -381,6 +387,9 @@ impl StageSplit {
             mix::least_work(&groups, &rooms).unwrap_or(0.0) * (1.0 - 1e-9)
         };
         let more_s: Vec<f64> = occupancies.iter().enumerate().map(more_s).collect();
+        if more_s.contains(&f64::INFINITY) {
+            return f64::INFINITY;
+        }
         let times = self.times_with(case, &more_s);
         let step = if layout.vpp() == 1 {
             simulated.simulator().run(&times).total
@@ -389,6 +398,18 @@ impl StageSplit {
         };
         step.seconds().0
     }
+}
+
+/// The sets under which each layer computes again for as long as it may.
+fn longest(case: Case<'_>) -> Sets {
+    let of_kind = |kind: &Kind| {
+        let each = kind.backward_s.iter().enumerate();
+        let longest = each.max_by(|(_, a), (_, b)| a.total_cmp(b));
+        longest.map_or(0, |(set, _)| set)
+    };
+    let sets: Vec<usize> = case.shape.kinds.iter().map(of_kind).collect();
+    let layers = case.question.kind_of.iter();
+    Sets::Each(layers.map(|&kind| sets[kind]).collect())
 }
 
 /// So many layers at the beginning of each stage compute all again, which comes last of all sets.

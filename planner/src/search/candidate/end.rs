@@ -12,7 +12,7 @@ use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups};
 use crate::mesh::{self, GroupKind, Mesh, Placement, placement};
 use crate::model::{Layer, Mixer};
-use crate::price::lengthened;
+use crate::price::{lengthened, slower};
 use crate::runtime::StageMemory;
 use crate::search::line::Line;
 use crate::search::recompute::Sets;
@@ -119,7 +119,8 @@ impl StageSplit {
     }
 
     /// By how much reductions and gathers beside compute slow a rank's passes, forward and backward: the share of
-    /// multiprocessors that they take, of what is bound by these.
+    /// multiprocessors that they take, of what is bound by these. Where layers choose one by one what they compute again, as where they compute
+    /// nothing again.
     pub(super) fn slowed(&self, case: Case<'_>, rank: usize, sets: &Sets) -> [f64; 2] {
         let taken = self.ends[rank].taken;
         if taken == 0.0 {
@@ -136,16 +137,18 @@ impl StageSplit {
                 all_s[pass] += all * f64::from(count);
             }
         };
+        let alike = match sets {
+            Sets::Every(set) => Some(*set),
+            Sets::Each(_) => Some(0),
+            Sets::First { .. } => None,
+        };
         for stage in own(case.layout, rank) {
-            match sets {
-                Sets::Every(set) => {
-                    let kinds = self.each_kind(case.shape, stage);
-                    kinds.for_each(|(kind, count)| add(kind, *set, count));
-                }
-                Sets::Each(_) | Sets::First { .. } => {
-                    let each = self.each_under(case.shape, stage, sets).into_iter();
-                    each.for_each(|(kind, set, count)| add(kind, set, count));
-                }
+            if let Some(set) = alike {
+                let kinds = self.each_kind(case.shape, stage);
+                kinds.for_each(|(kind, count)| add(kind, set, count));
+            } else {
+                let each = self.each_under(case.shape, stage, sets).into_iter();
+                each.for_each(|(kind, set, count)| add(kind, set, count));
             }
         }
         [0, 1].map(|pass| taken * bound_s[pass] / f64::max(all_s[pass], f64::MIN_POSITIVE))
@@ -171,10 +174,23 @@ impl StageSplit {
         }
         let reduce_s: f64 = end.reduce_s.iter().chain(&end.across_s).sum();
         let (passes_s, slows) = passes;
-        lengthened(reduce_s, reduce_s - passes_s.iter().sum::<f64>(), slows)
+        lengthened(passes_s.iter().sum(), reduce_s, slows)
     }
 
-    /// The same where layers choose one by one what they compute again: as much as where they compute nothing again, and what that changes for each second
+    /// The same where gradients rest divided. What is reduced in every microbatch is not again at the end, but over instances, unit after unit of the
+    /// last backward pass (Megatron-FSDP, `outer_fsdp_group_grad_reduce`).
+    pub(super) fn reduced_across_s(&self, case: Case<'_>, rank: usize, sets: &Sets) -> f64 {
+        let question = case.question;
+        let across_s = &self.ends[rank].across_s[..];
+        if question.stack.hides(question.overlap).grad_reduce {
+            let (passes_s, slows) = self.beside(case, rank, sets);
+            self.reduced_after(rank, (&passes_s, slows), ([true; 2], across_s))
+        } else {
+            across_s.iter().sum()
+        }
+    }
+
+    /// Where gradients rest whole and layers choose one by one what they compute again: as much as where they compute nothing again, and what that changes for each second
     /// that those of the rank's first stage do, whose backward pass is the last.
     ///
     /// It is a line to where this stage computes its whole forward pass again, spread over all passes: which layers do so, and when reductions catch up
@@ -219,9 +235,8 @@ impl StageSplit {
         let (mut now, mut free, mut alone) = (0.0_f64, 0.0_f64, 0.0);
         for (unit, &backward_s) in passes_s.iter().enumerate().rev() {
             // Reductions go on without a gap until the last of them ends.
-            let beside_s = (free - now).clamp(0.0, backward_s);
             alone += backward_s;
-            now += backward_s + beside_s * slows;
+            now += backward_s + slower(backward_s, free - now, slows);
             while let Some((_, seconds)) = whole.next_if(|(own, _)| *own == Some(unit)) {
                 free = free.max(now) + seconds;
             }
@@ -273,7 +288,7 @@ impl StageSplit {
                 gathered += seconds;
             }
             let wait = (gathered - now).max(0.0);
-            let lost = (all_s - now - wait).clamp(0.0, *forward_s) * slows;
+            let lost = slower(*forward_s, all_s - now - wait, slows);
             waited += wait + lost;
             now += wait + forward_s + lost;
         }

@@ -8,7 +8,7 @@ use moefold_profiles::units::Bytes;
 
 use super::super::unit::Unit;
 use super::*;
-use crate::choice::{Optimizer, ScheduleName, StackName};
+use crate::choice::{Optimizer, ScheduleName, StackName, Zero};
 use crate::layout::{Batch, Layout};
 use crate::model::presets;
 use crate::options::{Routing, SearchOptions};
@@ -72,7 +72,7 @@ const BATCH: Batch = Batch {
     global_batch: 64,
 };
 
-/// Does something with every n-th layout of some layers of a model on 16 GPUs that is a pipeline.
+/// Does something with every n-th layout of some layers of a model on 16 GPUs that is a pipeline, or where gradients are divided, none.
 fn each_layout(
     (name, layers): (&str, &[usize]),
     options: &SearchOptions,
@@ -96,8 +96,11 @@ fn each_layout(
     let layouts = found.expect("unwatched").layouts;
     let schedules = &Schedules::new(&question, &layouts, &watch::unwatched).expect("unwatched");
     let most = layers.len() as u32 + 1;
-    let is_cut = |layout: &&Layout| layout.pp() > 1 && layout.stages() <= most;
-    for layout in layouts.iter().filter(is_cut).step_by(every) {
+    let is_asked = |layout: &&Layout| {
+        let is_pipeline = layout.pp() > 1;
+        is_pipeline != options.zero.divides_gradients() && layout.stages() <= most
+    };
+    for layout in layouts.iter().filter(is_asked).step_by(every) {
         with(&mut question, layout, schedules);
     }
 }
@@ -384,7 +387,29 @@ fn oracle_no_choice_of_layers_is_better_in_the_step() {
     assert!(full > 20 && divided > 5, "{divided} of {full}");
 }
 
-/// Of a layout under less and less memory, whether choices had to be divided to know the best.
+/// Where gradients rest divided, the bound of one split is no more than any choice of its layers takes, and mostly what the best does.
+#[test]
+fn law_no_choice_takes_less_than_its_bound_where_gradients_rest_divided() {
+    let (mut all, mut near) = (0, 0);
+    for (name, layers, every) in [
+        ("mixtral-8x7b", &[0; 3][..], 5),
+        ("deepseek-v2-lite", &[0, 1, 1][..], 61),
+    ] {
+        let options = SearchOptions {
+            zero: Zero::Fsdp,
+            ..SearchOptions::new(BATCH, StackName::Moefold)
+        };
+        let layers = (name, layers);
+        each_layout(layers, &options, every, |question, layout, schedules| {
+            let own = each_in_step((question, layout, schedules));
+            all += own.len();
+            near += own.into_iter().filter(|is_near| *is_near).count();
+        });
+    }
+    assert!(all > 20 && near * 2 > all, "{near} of {all}");
+}
+
+/// Of a layout under less and less memory, whether choices had to be divided to know the best; where gradients rest divided, whether its bound is near.
 fn each_in_step(
     (question, layout, schedules): (&mut Question<'_>, &Layout, &Schedules),
 ) -> Vec<bool> {
@@ -452,6 +477,13 @@ fn each_in_step(
         let [line_s, least_s] = each.fold([f64::INFINITY; 2], |least, own| {
             [0, 1].map(|price| f64::min(least[price], own[price]))
         });
+        if question.shards_gradients() {
+            let bound_s = split.mixed_bound_s(case, occupancies, &simulated);
+            let what = format!("{layout:?} {limit:?}: {bound_s} {line_s}");
+            assert!(bound_s <= line_s * (1.0 + NEAR), "{what}");
+            divided.push(line_s <= bound_s * (1.0 + 2.0 * NEAR));
+            continue;
+        }
         let found = |below_s, parts, looks: &Looks<'_>| {
             let under = (occupancies, &simulated);
             let found = split.by_layer_in_step(case, under, (below_s, parts), looks);
