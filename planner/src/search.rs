@@ -316,8 +316,7 @@ fn plan_questions<T>(
     let inside_domain = (!experts_inside_domain(&questions[0], best.unit.layout))
         .then(|| inside_domain(questions, &units, watch))
         .flatten();
-    let looks = Looks::new(watch, Phase::Looking, 1);
-    let of_layout = gap_of(best, questions, &looks);
+    let of_layout = gap_of(best, questions);
     let mut gap = of_layout.unwrap_or(0.0);
     if let Some(left) = unseen {
         gap = gap.max(1.0 - left.floor / best.score(options.objective));

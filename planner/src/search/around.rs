@@ -176,7 +176,7 @@ fn stages(
     search: &mut SearchRecord,
 ) -> bool {
     let Means { plan, open, .. } = means;
-    if !may_move(asked.options) {
+    if asked.options.objective == Objective::Memory {
         return is_stopped();
     }
     // What no split of the best layout takes less than.
@@ -185,8 +185,10 @@ fn stages(
     let mut first = |plans: &mut [Priced], place: usize| {
         floor_s = put_first(asked, plan, (plans, place), search);
     };
-    move_layers(asked, plan, plans, is_whole, &mut first);
-    split_briefly(asked, (plan, open), (plans, variants), &mut first);
+    if may_move(asked.options) {
+        move_layers(asked, plan, plans, is_whole, &mut first);
+        split_briefly(asked, (plan, open), (plans, variants), &mut first);
+    }
     let was_stopped = is_stopped();
     floor_s = prove(asked, (plan, open), plans, floor_s);
     let mut is_other = false;

@@ -28,7 +28,7 @@ use crate::simulate::{StageTimes, lower_bound};
 
 pub(crate) use exchanges::Exchanges;
 pub(crate) use held::overhead;
-pub(crate) use in_step::InStep;
+pub(crate) use in_step::{InStep, PARTS};
 use rank::{RankEnd, RankWeights};
 
 /// Steps that are shorter by no more than this share are not looked for: programs are solved in floating point.

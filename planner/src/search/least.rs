@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use rayon::prelude::*;
 
-use super::candidate::{Case, InStep, StageSplit};
+use super::candidate::{Case, PARTS, StageSplit};
 use super::interleaved::{Best, Interleaved, Paths};
 use super::recompute::Sets;
 use super::room::{Most, Of, Room};
@@ -138,9 +138,13 @@ impl Splits {
         matches!(self, Self::Glance | Self::Other)
     }
 
-    /// Whether layers are to choose one by one as is best in the step.
-    fn chooses(self) -> bool {
-        matches!(self, Self::All | Self::Other)
+    /// At how many parts of all choices of layers of each of some splits it is looked, for the best in the step.
+    fn parts(self, effort: Effort, splits: usize) -> usize {
+        match (self, effort) {
+            (Self::All | Self::Other, Effort::Patient) => usize::MAX,
+            (Self::All, _) if splits == 1 => PARTS,
+            _ => 0,
+        }
     }
 
     /// How much work is done at most.
@@ -258,32 +262,6 @@ impl Open {
             self.splits.insert(best.stages);
         }
     }
-}
-
-/// Seconds that one split of a unit takes no less than where each layer computes again what it may by itself, in every shape and
-/// under every schedule; or `below_s`, where that is less.
-pub(crate) fn least_by_layer_s(
-    questions: &[Question<'_>],
-    unit: &Unit<'_>,
-    (stages, below_s): (&[Vec<u32>], f64),
-    looks: &Looks<'_>,
-) -> f64 {
-    let mut least_s = below_s;
-    for (question, shapes) in questions.iter().zip(unit.shapes) {
-        if question.by_layer != Some(ByLayer::Each) {
-            continue;
-        }
-        for (schedule, _) in unit.schedules(question) {
-            for index in 0..shapes.first(question).len() {
-                let shape = shapes.held_under(question, schedule, (true, index));
-                let case = unit.case(question, shape, schedule);
-                let split = StageSplit::new(case, stages.to_vec());
-                let best = unit.by_layer_best(case, &split, least_s, looks);
-                least_s = least_s.min(best.least_s);
-            }
-        }
-    }
-    least_s
 }
 
 /// Cases whose splits are looked for by branch and bound.
@@ -443,11 +421,10 @@ fn open_of_case<'q>(
         } else {
             SPLITS
         };
-        let cuts = || stages::open_cuts(case, sets, &most, (below_s, limit));
-        let cuts = if several && looks_at_all {
-            None
-        } else {
-            cuts()
+        let cuts = match &question.options.stages {
+            Some(given) => Some(vec![given.stages().to_vec()]),
+            None if several && looks_at_all => None,
+            None => stages::open_cuts(case, sets, &most, (below_s, limit)),
         };
         if cuts.is_none() && looks_at_all {
             if let (true, Of::Choice(Sets::Every(set))) = (which.glances(), of) {
@@ -483,17 +460,10 @@ fn open_of_case<'q>(
                 return Some(true);
             }
         };
+        let parts = which.parts(question.options.effort, cuts.len());
         let each = cuts.into_par_iter().map(|cut| {
             let split = StageSplit::new(case, cut);
-            let found = if which.chooses() {
-                unit.by_layer_best(case, &split, below_s, looks)
-            } else {
-                let least_s = unit.by_layer_bound_s(case, &split);
-                InStep {
-                    best: None,
-                    least_s,
-                }
-            };
+            let found = unit.by_layer(case, &split, (below_s, parts), looks);
             (split.stages, found)
         });
         for (stages, found) in each.collect::<Vec<_>>() {

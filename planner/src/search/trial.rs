@@ -7,7 +7,7 @@ use std::ops::{ControlFlow, Range};
 use moefold_profiles::ByClass;
 use moefold_profiles::units::{Bytes, GIB};
 
-use super::candidate::{self, Case, StageSplit};
+use super::candidate::{self, Case, PARTS, StageSplit};
 use super::floor::floor_s;
 use super::recompute::Sets;
 use super::room::{Most, Of, Room};
@@ -19,9 +19,6 @@ use super::watch::Looks;
 use crate::choice::{Objective, ScheduleName};
 use crate::memory::Occupancy;
 use crate::stack::ByLayer;
-
-/// Parts of the choices of one split's layers that are looked at.
-const PARTS: usize = 16;
 
 /// A child that may still win.
 pub(crate) struct Child {

@@ -9,14 +9,13 @@ use super::candidate::{Case, InStep, StageSplit};
 use super::predict::Choice;
 use super::recompute::Sets;
 use super::room::Room;
-use super::schedules::{Schedules, Simulated};
+use super::schedules::Schedules;
 use super::shape::{Question, Shape, Shapes};
 use super::watch::Looks;
 use crate::answer::Candidate;
 use crate::choice::{CpComm, Objective, ScheduleName};
 use crate::layout::{Layout, Order};
 use crate::memory::Occupancy;
-use crate::options::Effort;
 use crate::plan::LayoutRecord;
 
 /// Priced candidates kept for the picture of the trade-off.
@@ -62,45 +61,33 @@ impl<'a> Unit<'a> {
         Room::new(case, moments, capacity)
     }
 
-    /// Seconds that a split takes no less than where each layer computes again what it may by itself.
-    pub(crate) fn by_layer_bound_s(&self, case: Case<'_>, split: &StageSplit) -> f64 {
-        let (occupancies, simulated) = self.scheduled(case.schedule);
-        split.mixed_bound_s(case, occupancies, &simulated)
-    }
-
-    /// The same, and the best choice of layers where it may take less than `below_s` and there is the patience to look for it.
-    pub(crate) fn by_layer_best(
+    /// Where each layer of a split computes again what it may by itself, seconds that it takes no less than, and the best choice where it may take
+    /// less than `below_s`, as far as so many parts of all choices show.
+    pub(crate) fn by_layer(
         &self,
         case: Case<'_>,
         split: &StageSplit,
-        below_s: f64,
+        (below_s, parts): (f64, usize),
         looks: &Looks<'_>,
     ) -> InStep {
-        let least_s = self.by_layer_bound_s(case, split);
-        let is_patient = case.question.options.effort == Effort::Patient;
+        let (layout, schedules) = (self.layout, self.schedules);
+        let occupancies = schedules.occupancies(layout, case.schedule);
+        let simulated = schedules.simulated(layout, case.schedule);
+        let least_s = split.mixed_bound_s(case, occupancies, &simulated);
         // Where gradients rest divided nothing is known of all choices.
-        let is_asked = least_s < below_s && is_patient && !case.question.shards_gradients();
+        let is_asked = parts > 0 && least_s < below_s && !case.question.shards_gradients();
         if !is_asked || looks.look().is_break() {
             return InStep {
                 best: None,
                 least_s,
             };
         }
-        let (occupancies, simulated) = self.scheduled(case.schedule);
-        let asked = (below_s, usize::MAX);
-        let found = split.by_layer_in_step(case, (occupancies, &simulated), asked, looks);
+        let under = (occupancies, &simulated);
+        let found = split.by_layer_in_step(case, under, (below_s, parts), looks);
         InStep {
             least_s: found.least_s.max(least_s),
             ..found
         }
-    }
-
-    fn scheduled(&self, name: ScheduleName) -> (&'a [Vec<Occupancy>], Simulated) {
-        let (layout, schedules) = (self.layout, self.schedules);
-        (
-            schedules.occupancies(layout, name),
-            schedules.simulated(layout, name),
-        )
     }
 
     /// Schedules that are tried, the usual one first, with their occupancies.

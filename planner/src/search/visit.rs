@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use super::floor::floor_s;
-use super::least::{least_by_layer_s, least_of_splits_s};
+use super::least::least_of_splits_s;
 use super::room::Of;
 use super::shape::{Question, Shape, Shapes};
 use super::trial::{Trial, children, splits};
@@ -146,11 +146,7 @@ pub(crate) fn split_bound_s(question: &Question<'_>, unit: &Unit<'_>, shapes: &S
 
 /// What the layout of a plan could still gain, at most, as a fraction of its step: from another split, and from more ways to
 /// recompute by layer where layers may. Nothing where it is known to be the best; `None` where there is no bound.
-pub(crate) fn gap_of(
-    found: &Found<'_>,
-    questions: &[Question<'_>],
-    looks: &Looks<'_>,
-) -> Option<f64> {
+pub(crate) fn gap_of(found: &Found<'_>, questions: &[Question<'_>]) -> Option<f64> {
     let question = &questions[found.question];
     if !question.splits.is_empty() {
         // Of some splits nobody asks what others gain.
@@ -159,12 +155,9 @@ pub(crate) fn gap_of(
     if question.options.objective == Objective::Memory {
         return found.split_is_whole(question).then_some(0.0);
     }
-    let mut bound = found.step_s;
-    if !found.split_is_whole(question) {
-        bound = least_of_splits_s(questions, found.unit, found.step_s);
-    } else if question.by_layer == Some(ByLayer::Each) {
-        let of = (&found.split.stages[..], found.step_s);
-        bound = least_by_layer_s(questions, found.unit, of, looks);
+    if found.split_is_whole(question) && question.by_layer != Some(ByLayer::Each) {
+        return Some(0.0);
     }
-    Some((1.0 - bound / found.step_s).max(0.0))
+    let bound_s = least_of_splits_s(questions, found.unit, found.step_s);
+    Some((1.0 - bound_s / found.step_s).max(0.0))
 }

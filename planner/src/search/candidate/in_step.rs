@@ -21,6 +21,8 @@ use crate::search::schedules::Simulated;
 use crate::search::watch::Looks;
 use crate::simulate::{Simulator, StageTimes};
 
+/// Parts of all choices of a split that are looked at where there is little time.
+pub(crate) const PARTS: usize = 16;
 /// Programs of one part of the choices at most.
 const ROUNDS: usize = 40;
 /// Of what a part may take less than is known, the share that ranks may be uncertain of together.

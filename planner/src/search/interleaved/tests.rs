@@ -588,7 +588,8 @@ fn each_choice(
         let best_s = best_s.fold(f64::INFINITY, f64::min);
         for (sizes, best_s) in &each {
             let split = StageSplit::new(case, stages_of(sizes));
-            let bound_s = unit.by_layer_bound_s(case, &split);
+            let least = unit.by_layer(case, &split, (0.0, 0), &unwatched());
+            let bound_s = least.least_s;
             assert!(
                 bound_s <= best_s * (1.0 + NEAR),
                 "{layout:?} {limit:?} {sizes:?}: {bound_s} {best_s}"
