@@ -246,7 +246,7 @@ fn of_others(
         };
         let mut found: Vec<Priced> = Vec::new();
         for (other, open) in others.iter_mut().zip(opened) {
-            if !open.splits.is_empty() {
+            if !open.is_empty() {
                 let pins = LayoutRecord::from(&other.layout).pinned();
                 found.extend(of_open(asked, means.plan, (best_s, pins), &open));
             }
@@ -474,12 +474,10 @@ fn of_open(
         let found = priced(asked, plan, below_s, pins, std::slice::from_ref(stages));
         best = found.map(|(found, _)| found).or(best);
     }
-    let is_chosen = |stages: &&Vec<Vec<u32>>| open.chosen.iter().any(|(own, _)| own == *stages);
-    let splits = open.splits.iter().filter(|stages| !is_chosen(stages));
-    let splits: Vec<_> = splits.cloned().collect();
-    if splits.is_empty() {
+    if open.splits.is_empty() {
         return best;
     }
+    let splits: Vec<_> = open.splits.iter().cloned().collect();
     let below_s = best.as_ref().map_or(below_s, step_s);
     let found = priced(asked, plan, below_s, pins, &splits);
     found.map(|(found, _)| found).or(best)

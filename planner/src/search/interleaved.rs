@@ -2,10 +2,10 @@
 //!
 //! A step is as long as the longest path through its work, and any other split takes as long at least as that path does there: a linear
 //! function of how many layers each stage has. Where passes are combined, what they hide of each other's exchanges is taken off by planes
-//! above it ([`hiding`]); where each layer may compute again what it may by itself, parts of layers do what has to for want of room. Paths
-//! that are the longest in some split, or in stages of parts of layers, are cuts of a linear program, whose optimum no split beats
-//! (Kelley, The cutting-plane method for solving convex programs, 1960). A rank or a stage with a part of a layer is divided into one
-//! with fewer layers and one with more, until no program takes less than the best split that was simulated.
+//! above it ([`hiding`]), or where layers are of many kinds, all that they may hide; where each layer may compute again what it may by itself,
+//! parts of layers do what has to for want of room. Paths that are the longest in some split, or in stages of parts of layers, are cuts of a
+//! linear program, whose optimum no split beats (Kelley, The cutting-plane method for solving convex programs, 1960). A rank or a stage with a
+//! part of a layer is divided into one with fewer layers and one with more, until no program takes less than the best split that was simulated.
 
 mod again;
 mod ends;
@@ -23,7 +23,7 @@ use rayon::prelude::*;
 
 use ends::Ends;
 use hiding::{Hides, Hiding};
-use program::{Classes, Limits, Point, Program, Row, Unsolved, WHOLE};
+use program::{Classes, Limits, Point, Program, Row, Unsolved, WHOLE, passes_s};
 
 use super::candidate::{Case, NEAR, StageSplit, message, own, spans};
 use super::line::Line;
@@ -31,7 +31,6 @@ use super::recompute::Sets;
 use super::room::{Most, Of, Room, SavedShares};
 use super::schedules::Simulated;
 use super::shape::{Kind, Question};
-use super::stages::hides;
 use super::unit::peak;
 use super::watch::Looks;
 use crate::choice::{RecomputePlan, ScheduleName};
@@ -275,13 +274,9 @@ impl<'q> Interleaved<'q> {
         limits.stages.iter().map(|[_, most]| *most).max()
     }
 
-    /// Whether splits of a case can be looked at: weights and gradients of a rank rest whole, and where passes hide exchanges, layers are
-    /// of few kinds.
+    /// Whether splits of a case can be looked at: weights and gradients of a rank rest whole.
     pub(crate) fn may_look(case: Case<'_>) -> bool {
-        let question = case.question;
-        let rests_whole = !question.shards_weights() && !question.shards_gradients();
-        let are_few = case.shape.kinds.len() <= ends::MOST_KINDS;
-        rests_whole && (are_few || !hides(case))
+        !case.question.shards_weights() && !case.question.shards_gradients()
     }
 
     /// What was done so far.
@@ -846,9 +841,10 @@ impl<'q> Interleaved<'q> {
         each.map(|path| self.along(path, &lines)).collect()
     }
 
-    /// Seconds of each stage that its layers and the ends of the model take, of a kind of pass.
-    fn seconds(&self, of_layers: impl Fn(usize) -> f64, of_end: impl Fn(&Kind) -> f64) -> Vec<f64> {
+    /// Seconds of each stage that its layers and the ends of the model take, of a kind of pass: see [`passes_s`].
+    fn seconds(&self, of_layers: impl Fn(usize) -> f64, pass: usize) -> Vec<f64> {
         let shape = self.case.shape;
+        let of_end = |end: &Kind| passes_s(self.case, end, self.sets.of_ends())[pass];
         let mut seconds: Vec<f64> = (0..self.case.layout.stages() as usize)
             .map(of_layers)
             .collect();
@@ -862,27 +858,23 @@ impl<'q> Interleaved<'q> {
         let Case {
             question, layout, ..
         } = self.case;
-        let set = self.sets.of_ends();
         let of_classes = |pass: usize| {
             move |stage: usize| -> f64 {
                 let layers = self.classes.each.iter().zip(&point.layers[stage]);
                 layers.map(|(class, layers)| class.0[pass] * layers).sum()
             }
         };
-        let forward_s = self.seconds(of_classes(0), |end| end.forward_s);
+        let forward_s = self.seconds(of_classes(0), 0);
         let again = |stage: usize| {
             let first = point.again.get(stage);
             let first_s = first.map_or(0.0, |layers| layers * self.classes.first_again_s);
             first_s + self.classes.again_s(point, stage)
         };
         let backward = of_classes(1);
-        let backward_s = self.seconds(
-            |stage| backward(stage) + again(stage),
-            |end| end.backward_s[set],
-        );
+        let backward_s = self.seconds(|stage| backward(stage) + again(stage), 1);
         let mut times = StageTimes::new(layout.pp(), spans(&forward_s), spans(&backward_s));
         if self.case.schedule.divides_backward() {
-            let weight_s = self.seconds(of_classes(2), |end| end.weight_s);
+            let weight_s = self.seconds(of_classes(2), 2);
             times.weight = Some(spans(&weight_s));
         }
         if let Some((_, cost)) = message(self.case) {
@@ -920,8 +912,7 @@ impl<'q> Interleaved<'q> {
                 + f64::from(path.backward[stage]) * backward_s
                 + path.weight[stage] as f64 * weight_s
         };
-        let of_end =
-            |stage, end: &Kind| passes(stage, [end.forward_s, end.backward_s[set], end.weight_s]);
+        let of_end = |stage, end: &Kind| passes(stage, passes_s(self.case, end, set));
         let each = path
             .forward
             .iter()

@@ -163,7 +163,7 @@ impl Splits {
 #[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) splits: BTreeSet<Vec<Vec<u32>>>,
-    /// Some of them, with the best choice of what each layer computes again by itself.
+    /// Splits with the best choice that was found of what each layer computes again by itself.
     pub(crate) chosen: Vec<(Vec<Vec<u32>>, RecomputePlan)>,
     /// Seconds that no other takes less than, nor one of them where each layer computes again what it may by itself: not all ways to do so
     /// are tried.
@@ -181,6 +181,11 @@ impl Default for Open {
 }
 
 impl Open {
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.splits.is_empty() && self.chosen.is_empty()
+    }
+
     /// With those of another layout.
     pub(crate) fn add(&mut self, other: Self) {
         self.splits.extend(other.splits);
@@ -255,11 +260,10 @@ impl Open {
         }
         if let Some(best) = best {
             self.left_s = self.left_s.min(best.step_s);
-            let chosen = best
-                .recompute
-                .map(|recompute| (best.stages.clone(), recompute));
-            self.chosen.extend(chosen);
-            self.splits.insert(best.stages);
+            match best.recompute {
+                Some(recompute) => self.chosen.push((best.stages, recompute)),
+                None => _ = self.splits.insert(best.stages),
+            }
         }
     }
 }
@@ -469,10 +473,10 @@ fn open_of_case<'q>(
         for (stages, found) in each.collect::<Vec<_>>() {
             if found.least_s < below_s {
                 open.left_s = open.left_s.min(found.least_s);
-                let recompute = found.best.map(|(_, sets)| question.recompute(&sets));
-                let chosen = recompute.map(|recompute| (stages.clone(), recompute));
-                open.chosen.extend(chosen);
-                open.add_splits(Some(vec![stages]), || found.least_s);
+                match found.best {
+                    Some((_, sets)) => open.chosen.push((stages, question.recompute(&sets))),
+                    None => open.add_splits(Some(vec![stages]), || found.least_s),
+                }
             }
         }
         Some(true)

@@ -8,7 +8,7 @@ use super::super::line::Line;
 use super::super::recompute::Sets;
 use super::super::shape::Kind;
 use super::super::stages::hides;
-use super::program::{Limits, Point};
+use super::program::{Limits, Point, takes_off};
 use crate::simulate::{Hidden, LongestPath, Simulator};
 
 /// What a stage may have, with the places of kinds of layers: the embedding, layers each under a recompute set, the head.
@@ -52,13 +52,14 @@ pub(super) struct Less {
 }
 
 impl<'q> Hiding<'q> {
-    /// Of a case within some limits, where some passes are combined; none where no pass hides anything.
+    /// Of a case within some limits, where some passes are combined; none where no pass hides anything, or where layers are of many kinds and all
+    /// is taken off that may be hidden: see [`passes_s`](super::program::passes_s).
     pub(super) fn new(
         (case, sets): (Case<'q>, &Sets),
         limits: &Limits,
         simulator: &Simulator,
     ) -> Option<Self> {
-        if !hides(case) {
+        if !hides(case) || takes_off(case) {
             return None;
         }
         let question = case.question;

@@ -14,6 +14,8 @@ use super::super::recompute::Sets;
 use super::super::room::{Most, SavedShares, Shares};
 use super::super::savers::Saver;
 use super::super::shape::Kind;
+use super::super::stages::hides;
+use super::ends::MOST_KINDS;
 use crate::layout::Layout;
 use crate::simulate::LongestPath;
 
@@ -119,9 +121,24 @@ enum Again {
     Variable(Variable),
 }
 
+/// Whether passes count as if all was hidden of their exchanges that may be, as layers are of too many kinds to know how much is.
+pub(super) fn takes_off(case: Case<'_>) -> bool {
+    hides(case) && case.shape.kinds.len() > MOST_KINDS
+}
+
+/// Seconds of the passes of a piece at least, under a recompute set: forward, backward, and gradients of weights where these are divided from it.
+pub(super) fn passes_s(case: Case<'_>, kind: &Kind, set: usize) -> [f64; 3] {
+    let divides = case.schedule.divides_backward();
+    let weight_s = if divides { kind.weight_s } else { 0.0 };
+    if takes_off(case) {
+        let [forward_s, both_s] = kind.least_s(case.question, set);
+        return [forward_s, both_s - forward_s, weight_s];
+    }
+    [kind.forward_s, kind.backward_s[set], weight_s]
+}
+
 impl Classes {
     pub(super) fn new(case: Case<'_>, sets: &Sets) -> Self {
-        let divides = case.schedule.divides_backward();
         let kinds = &case.shape.kinds;
         let mut classes = Self {
             each: Vec::new(),
@@ -134,12 +151,10 @@ impl Classes {
         };
         for (layer, &place) in (0..).zip(&case.question.kind_of) {
             let kind = &kinds[place];
-            let weight_s = if divides { kind.weight_s } else { 0.0 };
             let set = sets.least(layer);
-            let backward_s = kind.backward_s[set];
             let [_, least_s] = kind.least_s(case.question, set);
             classes.least_s = classes.least_s.min(least_s.max(0.0));
-            let own = Class([kind.forward_s, backward_s, weight_s]);
+            let own = Class(passes_s(case, kind, set));
             let known = classes.each.iter().position(|known| *known == own);
             let class = known.unwrap_or_else(|| {
                 classes.each.push(own);
