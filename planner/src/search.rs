@@ -80,7 +80,7 @@ use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
 use judged::{Candidates, candidates};
 use least::{Open, Splits, open_splits};
-use others::{Other, are_asked, others, splits_of_others};
+use others::{Other, others, splits_of_others};
 use predict::Priced;
 use questions::questions;
 use request::{nearest, nearest_gpus};
@@ -130,7 +130,6 @@ pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
             let means = Means {
                 plan: &plan_priced,
                 open: &splits_below,
-                others: &others_below,
                 of_others: &splits_of_others_below,
             };
             let (mut plans, mut search) = around(asked, (found, others), means);
@@ -365,22 +364,6 @@ fn splits_below(asked: &Asked<'_>, below_s: f64, which: Splits) -> Option<Open> 
             open.add(open_splits(questions, unit, (below_s, which), &looks));
         }
         Some(open)
-    })
-}
-
-/// Layouts of a request that may take less than a plan of it as some split has their layers; nothing where they are not
-/// asked, or that cannot be told.
-fn others_below(asked: &Asked<'_>, best_s: f64) -> Option<Vec<Other>> {
-    if !are_asked(asked.options) {
-        return None;
-    }
-    let layouts = |questions: &[Question<'_>], rules: &Rules| {
-        let found = candidates(questions, asked.gpus, rules, asked.watch);
-        found.ok().map(|found| found.layouts)
-    };
-    with_units(asked, layouts, |questions, units| {
-        let looks = Looks::new(asked.watch, Phase::Bounding, units.len());
-        Some(others(questions, units, best_s, &looks))
     })
 }
 

@@ -32,12 +32,22 @@ pub fn space(
     batch: &Batch,
     pins: &PartialDegrees,
 ) -> impl Iterator<Item = Degrees> + use<> {
+    tuples(model, gpus, batch, pins, pins.names_ranks())
+}
+
+/// The same, and every value of virtual stages and microbatches where it is asked for the `whole` space.
+pub fn tuples(
+    model: &Model,
+    gpus: u32,
+    batch: &Batch,
+    pins: &PartialDegrees,
+    whole: bool,
+) -> impl Iterator<Item = Degrees> + use<> {
     let (layers, batch, pins) = (model.layers.len() as u32, *batch, *pins);
     let axis = divisors(gpus.into(), gpus);
     let pinned = pins.or_one(gpus);
     let impossible = layout::grids(&pinned, &mut Vec::new()).is_none();
     let grids = grids(gpus, &axis, [pins.tp, pins.cp], pins.pp, pins.dp);
-    let whole = pins.names_ranks();
     let most_tokens = if whole {
         u64::MAX
     } else {

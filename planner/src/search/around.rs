@@ -13,7 +13,7 @@ use super::watch::{Aim, Progress, Watch, aimed, unwatched};
 use crate::answer::{Candidate, InsideDomain, SearchRecord};
 use crate::choice::Objective;
 use crate::layout::PartialDegrees;
-use crate::options::{PlanError, SearchOptions};
+use crate::options::{Effort, PlanError, SearchOptions};
 use crate::partition;
 use crate::plan::LayoutRecord;
 
@@ -24,9 +24,6 @@ type Search = dyn Fn(&Asked<'_>, f64, &[Vec<Vec<u32>>]) -> Result<(Vec<Priced>, 
 /// Splits of the layout that is asked for which may take less than something; none where that cannot be told.
 type SplitsBelow = dyn Fn(&Asked<'_>, f64, Splits) -> Option<Open> + Sync;
 
-/// Layouts of those that are asked for which may take less than something; none where that cannot be told, as the search is stopped.
-type OthersBelow = dyn Fn(&Asked<'_>, f64) -> Option<Vec<Other>> + Sync;
-
 /// By layout, splits of some that may take less than something.
 type SplitsOfOthers = dyn Fn(&Asked<'_>, (&[Other], f64)) -> Option<Vec<Open>> + Sync;
 
@@ -35,7 +32,6 @@ type SplitsOfOthers = dyn Fn(&Asked<'_>, (&[Other], f64)) -> Option<Vec<Open>> +
 pub(super) struct Means<'m> {
     pub(super) plan: &'m Search,
     pub(super) open: &'m SplitsBelow,
-    pub(super) others: &'m OthersBelow,
     pub(super) of_others: &'m SplitsOfOthers,
 }
 
@@ -80,7 +76,7 @@ fn may_move(options: &SearchOptions) -> bool {
 /// tried, and stopped meanwhile, what is best so far is kept.
 pub(super) fn around(
     asked: &Asked<'_>,
-    ((mut plans, mut search), mut others): ((Vec<Priced>, SearchRecord), Vec<Other>),
+    ((mut plans, mut search), others): ((Vec<Priced>, SearchRecord), Vec<Other>),
     means: Means<'_>,
 ) -> (Vec<Priced>, SearchRecord) {
     if search.unseen.is_some() {
@@ -98,7 +94,7 @@ pub(super) fn around(
         watch,
         ..*asked
     };
-    let variants = degrees(&all, means, (&mut plans, &mut others), &mut search);
+    let variants = degrees(&all, means, &mut plans, &mut search);
     if stopped.load(Ordering::Relaxed) {
         // Nothing is known of what was not tried.
         search.gap = 1.0;
@@ -121,7 +117,7 @@ pub(super) fn around(
 fn degrees(
     asked: &Asked<'_>,
     means: Means<'_>,
-    (plans, others): (&mut Vec<Priced>, &mut Vec<Other>),
+    plans: &mut Vec<Priced>,
     search: &mut SearchRecord,
 ) -> Vec<Priced> {
     let own = asked.options.pins;
@@ -131,7 +127,8 @@ fn degrees(
         mbs: own.mbs,
         ..best
     };
-    if own.names_ranks() || pins == best {
+    let are_known = own.names_ranks() || asked.options.effort == Effort::Patient;
+    if are_known || pins == best {
         return Vec::new();
     }
     let options = &SearchOptions {
@@ -157,12 +154,6 @@ fn degrees(
         (search.optimal, search.gap) = (record.optimal, record.gap);
         plans.insert(0, found.remove(0));
     }
-    let variants = (means.others)(asked, step_s(&plans[0])).unwrap_or_default();
-    for other in variants {
-        if others.iter().all(|known| known.layout != other.layout) {
-            others.push(other);
-        }
-    }
     found
 }
 
@@ -186,8 +177,20 @@ fn stages(
         floor_s = put_first(asked, plan, (plans, place), search);
     };
     if may_move(asked.options) {
+        let before = plans[0].plan.layout;
         move_layers(asked, plan, plans, is_whole, &mut first);
         split_briefly(asked, (plan, open), (plans, variants), &mut first);
+        if !divides_alike(&plans[0].plan.layout, &before) {
+            let best_s = step_s(&plans[0]);
+            let variants = degrees(asked, means, plans, search);
+            if step_s(&plans[0]) < best_s {
+                floor_s = least_s(&plans[0], search);
+            }
+            let mut first = |plans: &mut [Priced], place: usize| {
+                floor_s = put_first(asked, plan, (plans, place), search);
+            };
+            split_briefly(asked, (plan, open), (plans, variants), &mut first);
+        }
     }
     let was_stopped = is_stopped();
     floor_s = prove(asked, (plan, open), plans, floor_s);
@@ -516,6 +519,16 @@ fn moved(asked: &Asked<'_>, plan: &Search, own: &Priced) -> Option<Priced> {
 /// Seconds that the layout of a plan takes no less than, by the search that found it.
 fn least_s(best: &Priced, search: &SearchRecord) -> f64 {
     (1.0 - search.gap) * step_s(best)
+}
+
+/// Whether two layouts divide ranks alike: all their degrees are the same but virtual stages and microbatches.
+fn divides_alike(a: &LayoutRecord, b: &LayoutRecord) -> bool {
+    let [a, b] = [a, b].map(|own| PartialDegrees {
+        vpp: None,
+        mbs: None,
+        ..own.pinned()
+    });
+    a == b
 }
 
 /// Whether two plans are of one layout.

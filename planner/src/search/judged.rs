@@ -9,8 +9,8 @@ use super::shape::Question;
 use super::watch::{Looks, Phase, Watch};
 use crate::layout::{Degrees, Layout, Order, PartialDegrees};
 use crate::mesh::{GroupKind, placement};
-use crate::options::{PlanError, SearchOptions};
-use crate::rules::{Rules, TOGETHER, space};
+use crate::options::{Effort, PlanError, SearchOptions};
+use crate::rules::{Rules, TOGETHER, tuples};
 
 /// See the module's documentation.
 #[derive(Default)]
@@ -49,7 +49,12 @@ pub(super) fn candidates(
     let question = &questions[0];
     let options = question.options;
     let spaces = pins(options, gpus);
-    let each = |pins: &PartialDegrees| space(question.model, gpus, &options.batch, pins);
+    // Who has patience asks of all of them.
+    let is_patient = options.effort == Effort::Patient;
+    let each = |pins: &PartialDegrees| {
+        let whole = is_patient || pins.names_ranks();
+        tuples(question.model, gpus, &options.batch, pins, whole)
+    };
     let begins = Looks::new(watch, Phase::Judging, 0);
     if begins.look().is_break() {
         return Err(PlanError::Stopped);

@@ -6,7 +6,7 @@ use super::*;
 use crate::layout::PartialDegrees;
 use crate::options::Effort;
 use crate::plan::LayoutRecord;
-use crate::rules::{Rules, space};
+use crate::rules::{Rules, tuples};
 use crate::search::candidate::NEAR;
 use crate::search::{Asked, Phase, Progress, plan_briefly, plan_watched};
 
@@ -78,7 +78,7 @@ fn oracle_no_layout_alone_takes_less_than_what_is_proven_best() {
         assert_eq!(found.search.optimal, gap == 0.0);
         proven += u32::from(found.search.optimal);
         let costs = Costs::for_cluster(&cluster, &[]);
-        for degrees in space(&model, 8, &options.batch, &options.pins) {
+        for degrees in tuples(&model, 8, &options.batch, &options.pins, true) {
             let Ok(layout) = Rules::of(&model, &options).layout(&degrees) else {
                 continue;
             };
