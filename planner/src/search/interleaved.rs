@@ -23,7 +23,7 @@ use rayon::prelude::*;
 
 use ends::Ends;
 use hiding::{Hides, Hiding};
-use program::{Classes, Limits, Point, Program, Row, Unsolved, WHOLE, passes_s};
+use program::{Classes, Limits, MOST_KINDS, Point, Program, Row, Unsolved, WHOLE, passes_s};
 
 use super::candidate::{Case, NEAR, StageSplit, message, own, spans};
 use super::line::Line;
@@ -206,7 +206,7 @@ impl<'q> Interleaved<'q> {
         let mut all = Self::of(nothing, (room, most), under, within_s);
         all.by_layer = true;
         // Of layers of many kinds, as with recorded routing, a program would have too many variables.
-        if let Some(room) = room.filter(|_| all.classes.kinds.len() <= ends::MOST_KINDS) {
+        if let Some(room) = room.filter(|_| all.classes.kinds.len() <= MOST_KINDS) {
             let (savers, shares) = room.by_layer(&all.classes.kinds, occupancies);
             let of_rank = |(rank, shares): (usize, Vec<SavedShares>)| {
                 let own = || own(case.layout, rank);

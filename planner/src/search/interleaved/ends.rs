@@ -7,13 +7,10 @@ use moefold_profiles::units::Span;
 use super::super::candidate::{Case, StageSplit, own};
 use super::super::line::Line;
 use super::super::recompute::Sets;
-use super::program::{Limits, Point};
+use super::program::{Limits, MOST_KINDS, Point};
 
 /// Layers of a rank, by kind.
 type Counts = Vec<u32>;
-
-/// Of models of more kinds of layers nothing is known: with recorded routing each layer may be of its own.
-pub(super) const MOST_KINDS: usize = 3;
 
 /// See the module's documentation.
 #[derive(Default)]

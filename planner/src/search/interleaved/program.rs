@@ -15,9 +15,11 @@ use super::super::room::{Most, SavedShares, Shares};
 use super::super::savers::Saver;
 use super::super::shape::Kind;
 use super::super::stages::hides;
-use super::ends::MOST_KINDS;
 use crate::layout::Layout;
 use crate::simulate::LongestPath;
+
+/// Of models of more kinds of layers nothing is known that depends on which layers stages have: with recorded routing each layer may be of its own.
+pub(super) const MOST_KINDS: usize = 3;
 
 /// How far a number of layers may be from a whole one and be one.
 pub(super) const WHOLE: f64 = 1e-6;
