@@ -78,8 +78,8 @@ pub(crate) fn watch(within: Duration, say: impl Fn(&str) + Send + 'static) -> io
             }
             let _ = writeln!(
                 io::stderr(),
-                "error: {name}: no checkpoint could be saved within {seconds} s (--stop-within); the last complete \
-                 one can be resumed"
+                "error: {name}: no checkpoint could be saved within {seconds} s (--stop-within): give it more; the run \
+                 can be continued from one that was saved before, if there is one"
             );
             end(code(signal));
         })?;

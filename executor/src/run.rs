@@ -277,7 +277,7 @@ pub enum Counted {
     Rank,
     /// Those of a pipeline rank, as at a collective one waits for what another still does. So waiting is priced, too.
     Stage,
-    /// All: they share too few cores.
+    /// All that are asked for: they share too few cores.
     All,
 }
 
@@ -331,7 +331,7 @@ pub fn summarize(
     let lengths = recorded.map(|step| (step, records[step].step_s));
     let usual = nearest_half(lengths.collect(), step_s);
     let mut together: BTreeMap<u32, Vec<&StepTime>> = BTreeMap::new();
-    let is_asked = |peak: &RankPeak| counted == Counted::All || of == Some(peak.pp_rank);
+    let is_asked = |peak: &RankPeak| of == Some(peak.pp_rank);
     let is_any = !peak_by_rank.iter().any(is_asked);
     let each = times.iter().zip(&peak_by_rank);
     for (rank, peak) in each.filter(|(_, peak)| is_any || is_asked(peak)) {
@@ -655,12 +655,15 @@ mod tests {
                 .map(|c| summary.time_s.get(c).0)
         };
         assert_eq!(of(Counted::Stage), [0.6875, 0.0, 0.3125]);
-        let asked = |pp_rank| {
-            let counted = (Counted::Stage, Some(pp_rank));
+        let asked = |counted, pp_rank| {
+            let counted = (counted, Some(pp_rank));
             let summary = summarize(&[record(0, 1.0)], &ranks, peaks(&[0, 0, 1, 1]), 0, counted);
             summary.time_s.get(Category::Attention).0
         };
-        assert_eq!([0, 1, 2].map(asked), [0.6875, 0.4375, 0.6875]);
+        let of_each = |counted| [0, 1].map(|pp_rank| asked(counted, pp_rank));
+        assert_eq!(of_each(Counted::Stage), [0.6875, 0.4375]);
+        assert_eq!(of_each(Counted::All), [0.6875, 0.4375]);
+        assert_eq!(asked(Counted::Stage, 2), 0.6875);
         assert_eq!(of(Counted::All), [0.5625, 0.1875, 0.25]);
         assert_eq!(of(Counted::Rank), [0.875, 0.0, 0.125]);
     }

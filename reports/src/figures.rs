@@ -336,7 +336,7 @@ fn op_times(comparison: &Comparison) -> Option<Named> {
     }
     (!shown.is_empty()).then(|| Named {
         stem: "ops".to_owned(),
-        title: "Busy time a step by op, of the busiest rank, predicted and measured".to_owned(),
+        title: "Busy time a step by op, predicted and measured".to_owned(),
         shown,
         raw,
     })

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::subject::Subject;
 
-/// Busy seconds a step of the busiest rank, by what was expected and what was seen.
+/// Busy seconds a step of a rank of the pipeline rank that is predicted, by what was expected and what was seen.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct OpTime {
     /// Stem of the op or collective.

@@ -55,7 +55,7 @@ fn plot(subject: &Subject, stem: String) -> Option<Plot> {
     let title = format!("Predicted and measured time by op: {}", subject.name);
     let mut scene = Scene::new(WIDTH, title.clone());
     let mut subtitle = vec![format!(
-        "{}. Busy time of the busiest rank in a step, hidden work included.",
+        "{}. Busy time of a rank in a step, hidden work included.",
         subject.described()
     )];
     if all.len() > MAX_OPS {
