@@ -308,9 +308,9 @@ fn bound_by_sms(work: &Work, cost: Cost) -> f64 {
 }
 
 /// Seconds that compute of `alone_s` takes longer beside collectives that go on for `beside_s` from its start on: these take a share of its
-/// multiprocessors, and until they end it has the rest.
+/// multiprocessors, less than all, and until they end it has the rest.
 pub(crate) fn slower(alone_s: f64, beside_s: f64, taken: f64) -> f64 {
-    taken * beside_s.clamp(0.0, alone_s / (1.0 - taken))
+    taken * beside_s.max(0.0).min(alone_s / (1.0 - taken))
 }
 
 /// The same with what then shows of the collectives, where it waits for them.

@@ -397,11 +397,17 @@ fn models_that_do_not_run_are_refused_by_name() {
     assert!(why.contains("qwen3_next") && why.contains("bf16"), "{why}");
 }
 
-/// Every choice of a set for each layer is planned by itself, on one rank and on two of a pipeline.
+/// Every choice of a set for each layer is planned by itself, on one rank and on two of a pipeline; where gradients rest divided, of a model with a depth
+/// of multi-token prediction: what is found is the fastest there as far as its gap says.
 #[test]
 fn oracle_recomputation_by_layer_is_the_fastest_that_fits() {
-    let mut model = presets::load("mixtral-8x7b").expect("a preset");
-    model.layers.truncate(4);
+    let load = |name: &str| {
+        let mut model = presets::load(name).expect("a preset");
+        model.layers.truncate(4);
+        model
+    };
+    let (mixtral, glm) = (load("mixtral-8x7b"), load("glm-4.5-air"));
+    assert!(!glm.mtp.is_empty());
     let mut cluster = clusters::cluster("dgx-h100").expect("a preset");
     cluster.gpu.memory_gib = search::ENDLESS_GIB;
     let costs = Costs::for_cluster(&cluster, &[]);
@@ -411,17 +417,25 @@ fn oracle_recomputation_by_layer_is_the_fastest_that_fits() {
     };
     let sets = ["none", "layernorm", "moe_act", "layernorm+moe", "full"];
     let sets = sets.map(|words| words.parse::<Recompute>().expect("a set"));
-    let layers = u32::try_from(model.layers.len()).expect("few");
+    let layers = u32::try_from(mixtral.layers.len()).expect("few");
     let each = (0..sets.len().pow(layers)).map(|number| {
         let set = |layer| sets[number / sets.len().pow(layer) % sets.len()].clone();
         RecomputePlan::by_layer((0..layers).map(set).collect())
     });
     let each: Vec<RecomputePlan> = each.collect();
     let two = (2, "pp=2", "Ett|ttL");
-    for ((gpus, pins, stages), schedule) in [
-        ((1, "pp=1", "EttttL"), ScheduleName::None),
-        (two, ScheduleName::OneFOneB),
-        (two, ScheduleName::ZbH1),
+    let divided = (2, "pp=1", "EttttL");
+    for (model, (gpus, pins, stages), schedule, zero) in [
+        (
+            &mixtral,
+            (1, "pp=1", "EttttL"),
+            ScheduleName::None,
+            Zero::States,
+        ),
+        (&mixtral, two, ScheduleName::OneFOneB, Zero::States),
+        (&mixtral, two, ScheduleName::ZbH1, Zero::States),
+        (&mixtral, divided, ScheduleName::None, Zero::Fsdp),
+        (&glm, divided, ScheduleName::None, Zero::Fsdp),
     ] {
         let mut options = SearchOptions {
             precision: Precision::Bf16,
@@ -429,12 +443,13 @@ fn oracle_recomputation_by_layer_is_the_fastest_that_fits() {
             stages: Some(stages.parse().expect("stages")),
             schedule: Some(schedule),
             top: 1,
+            zero,
             ..SearchOptions::new(batch, StackName::Moefold)
         };
-        let runtime = Traced::new(&model, &cluster);
+        let runtime = Traced::new(model, &cluster);
         let plan = |options: &SearchOptions| {
-            let found = search::plan(&model, &cluster, gpus, options, &costs, &runtime);
-            let found = found.map(|found| found.plans.into_iter().next().expect("a plan"));
+            let found = search::plan(model, &cluster, gpus, options, &costs, &runtime);
+            let found = found.map(|mut found| (found.plans.swap_remove(0), found.search.gap));
             found.ok()
         };
         // Whatever they take.
@@ -446,7 +461,7 @@ fn oracle_recomputation_by_layer_is_the_fastest_that_fits() {
                     recompute,
                     ..options.clone()
                 };
-                plan(&options).expect("legal").predicted
+                plan(&options).expect("legal").0.predicted
             })
             .collect();
         let peaks = all.iter().map(|predicted| predicted.peak_gib);
@@ -457,16 +472,22 @@ fn oracle_recomputation_by_layer_is_the_fastest_that_fits() {
         for share in [0.02, 0.2, 0.4, 0.6, 0.8, 0.95] {
             let room = least + share * (most - least);
             options.memory_gib = Some(room);
-            let found = plan(&options).expect("feasible");
+            let (found, gap) = plan(&options).expect("feasible");
             let fitting = all.iter().filter(|predicted| predicted.peak_gib <= room);
             let fastest = fitting
                 .map(|predicted| predicted.step_s)
                 .fold(f64::MAX, f64::min);
             let step_s = found.predicted.step_s;
             assert!(found.predicted.peak_gib <= room);
+            // Which layers compute again says what is waited for where gradients rest divided.
+            let most = if zero == Zero::States {
+                1e-9
+            } else {
+                gap + 2e-6
+            };
             assert!(
-                step_s <= fastest * (1.0 + 1e-9),
-                "{share}: {step_s} > {fastest}"
+                step_s * (1.0 - most) <= fastest,
+                "{share}: {step_s} {gap} > {fastest}"
             );
             by_layer += u32::from(found.recompute.alike().is_none());
         }
@@ -483,7 +504,7 @@ fn law_answers_do_not_depend_on_what_was_asked_before() {
     };
     let cluster = endless();
     let costs = Costs::for_cluster(&cluster, &[]);
-    for name in ["mixtral-8x7b", "deepseek-v2-lite"] {
+    for name in ["mixtral-8x7b", "deepseek-v2-lite", "glm-4.5-air"] {
         let mut model = presets::load(name).expect("a preset");
         model.layers.drain(3..);
         for zero in [Zero::States, Zero::Fsdp] {

@@ -35,7 +35,7 @@ pub fn space(
     tuples(model, gpus, batch, pins, pins.names_ranks())
 }
 
-/// The same, and every value of virtual stages and microbatches where it is asked for the `whole` space.
+/// The tuples of degrees of a space, and of the `whole` one with every value of virtual stages and microbatches, as [`space`] lists it where ranks are named.
 pub fn tuples(
     model: &Model,
     gpus: u32,

@@ -158,7 +158,7 @@ fn degrees(
 }
 
 /// Moves layers of the first plans between stages, looks for better splits of those that have several stages a rank, of `variants` of the
-/// best too, and last for what splits of the best may take less still: all where these are few, else the best of all. Then once more for
+/// best too and of those of what becomes the best by that, and last for what splits of the best may take less still: all where these are few, else the best of all. Then once more for
 /// better splits of those that take hardly longer, and for splits of `others` that take less. Whether the search was stopped before that.
 fn stages(
     asked: &Asked<'_>,
@@ -173,23 +173,27 @@ fn stages(
     // What no split of the best layout takes less than.
     let mut floor_s = least_s(&plans[0], search);
     let is_whole = search.optimal;
-    let mut first = |plans: &mut [Priced], place: usize| {
-        floor_s = put_first(asked, plan, (plans, place), search);
-    };
+    let mut are_tried = true;
     if may_move(asked.options) {
-        let before = plans[0].plan.layout;
-        move_layers(asked, plan, plans, is_whole, &mut first);
-        split_briefly(asked, (plan, open), (plans, variants), &mut first);
-        if !divides_alike(&plans[0].plan.layout, &before) {
-            let best_s = step_s(&plans[0]);
-            let variants = degrees(asked, means, plans, search);
-            if step_s(&plans[0]) < best_s {
-                floor_s = least_s(&plans[0], search);
-            }
+        let (mut before, mut variants) = (plans[0].plan.layout, variants);
+        for turn in 0..TURNS {
             let mut first = |plans: &mut [Priced], place: usize| {
                 floor_s = put_first(asked, plan, (plans, place), search);
             };
+            if turn == 0 {
+                move_layers(asked, plan, plans, is_whole, &mut first);
+            }
             split_briefly(asked, (plan, open), (plans, variants), &mut first);
+            if divides_alike(&plans[0].plan.layout, &before) || is_stopped() {
+                break;
+            }
+            before = plans[0].plan.layout;
+            let best_s = step_s(&plans[0]);
+            variants = degrees(asked, means, plans, search);
+            if step_s(&plans[0]) < best_s {
+                floor_s = least_s(&plans[0], search);
+            }
+            are_tried = !is_stopped();
         }
     }
     let was_stopped = is_stopped();
@@ -222,7 +226,8 @@ fn stages(
         let gap = 1.0 - least_s / step_s(&plans[0]);
         if gap < NEAR { 0.0 } else { gap }
     };
-    search.gap = gap(floor_s);
+    // Nothing is known of what was not tried.
+    search.gap = if are_tried { gap(floor_s) } else { 1.0 };
     search.gap_of_others = are_asked(asked.options).then(|| gap(others_s));
     search.optimal = search.gap == 0.0 && search.gap_of_others.unwrap_or(0.0) == 0.0;
     was_stopped

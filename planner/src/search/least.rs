@@ -138,7 +138,7 @@ impl Splits {
         matches!(self, Self::Glance | Self::Other)
     }
 
-    /// At how many parts of all choices of layers of each of some splits it is looked, for the best in the step.
+    /// How many parts of the choices of a split's layers are looked at for the best in the step, where so many splits are open.
     fn parts(self, effort: Effort, splits: usize) -> usize {
         match (self, effort) {
             (Self::All | Self::Other, Effort::Patient) => usize::MAX,

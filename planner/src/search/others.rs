@@ -22,10 +22,9 @@ pub(crate) struct Other {
     pub(crate) least_s: f64,
 }
 
-/// Whether they are asked: there is the patience to, stages are not given, and memory is not to be the least.
+/// Whether they are asked: there is the patience to, and memory is not to be the least.
 pub(crate) fn are_asked(options: &SearchOptions) -> bool {
-    let has_splits = options.objective != Objective::Memory && options.stages.is_none();
-    options.effort == Effort::Patient && has_splits
+    options.effort == Effort::Patient && options.objective != Objective::Memory
 }
 
 /// Layouts that may take less than the best plan does, those first that may take the least; the best plan's may be one. Where the search

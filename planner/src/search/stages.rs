@@ -204,7 +204,9 @@ pub(crate) fn least_s(case: Case<'_>, sets: &Sets, most: &Most, within_s: f64) -
 /// The same by what ranks and stages are, beside the work of all layers.
 fn least_in_stages_s(case: Case<'_>, sets: &Sets, most: &Most, within_s: f64) -> f64 {
     let least = least_of_ranks_s(case, sets, most, within_s);
-    if least < within_s && stages_add_up(case) {
+    // Given stages may be bare where cuts have layers.
+    let are_cuts = stages_add_up(case) && case.question.options.stages.is_none();
+    if least < within_s && are_cuts {
         least.max(least_of_cuts_s(case, sets, most, within_s))
     } else {
         least.min(within_s)

@@ -260,10 +260,12 @@ impl StageSplit {
             let waits = if case.question.shards_gradients() {
                 // One nanosecond more, as spans are rounded.
                 let hidden = self.may_hide_s(case, rank);
-                let [usual, first, last] =
+                let [usual, first, last, across] =
                     hidden.map(|seconds| Seconds(seconds).to_span() + Span(1));
-                let forward = &mut times.first_forward[rank];
-                *forward -= first.min(*forward);
+                let both = [&mut times.first_forward[rank], &mut times.reduce[rank]];
+                for (own, hidden) in both.into_iter().zip([first, across]) {
+                    *own -= hidden.min(*own);
+                }
                 [usual, last]
             } else {
                 [Span::ZERO; 2]
@@ -289,8 +291,9 @@ impl StageSplit {
         times
     }
 
-    /// Where gradients rest divided, what of what passes wait for may be hidden under what layers compute again: see [`Waits::may_hide_s`].
-    fn may_hide_s(&self, case: Case<'_>, rank: usize) -> [f64; 3] {
+    /// Where gradients rest divided, what may be hidden under what layers compute again of what passes wait for, see [`Waits::may_hide_s`], and of what is
+    /// reduced over instances.
+    fn may_hide_s(&self, case: Case<'_>, rank: usize) -> [f64; 4] {
         let plain = &case.question.choices[0];
         let [plain_s, longest_s] = [plain, &longest(case)].map(|sets| {
             let waits = self.waits(case, rank, sets);
@@ -299,7 +302,7 @@ impl StageSplit {
         });
         let slowed = self.slowed(case, rank, plain);
         let [usual, first, last] = plain_s.0.may_hide_s(&longest_s.0, slowed);
-        [usual, first, last + (plain_s.1 - longest_s.1).max(0.0)]
+        [usual, first, last, (plain_s.1 - longest_s.1).max(0.0)]
     }
 
     /// Bytes that the stages of a rank may take at some instants.
@@ -325,7 +328,7 @@ impl StageSplit {
     }
 
     /// What the step could shrink to if every layer chose its recompute set by itself: see [`crate::search::mix`]. No choice for
-    /// each layer runs this layout and split in less; infinite where none is known to fit.
+    /// each layer runs this layout and split in less; infinite where it is known that none fits.
     pub(crate) fn mixed_bound_s(
         &self,
         case: Case<'_>,

@@ -93,16 +93,18 @@ impl StageSplit {
     pub(super) fn passes_by_unit(&self, case: Case<'_>, rank: usize, sets: &Sets) -> Vec<[f64; 2]> {
         let stages = own(case.layout, rank);
         let kinds = stages.flat_map(|stage| self.each_under(case.shape, stage, sets));
-        let mut passes: Vec<[f64; 2]> = kinds
-            .flat_map(|(kind, set, count)| {
-                std::iter::repeat_n([kind.forward_s, kind.backward_s[set]], count as usize)
-            })
-            .collect();
+        let kinds: Vec<(&Kind, usize, u32)> = kinds.collect();
+        let of_kinds = kinds.iter().flat_map(|&(kind, set, count)| {
+            std::iter::repeat_n([kind.forward_s, kind.backward_s[set]], count as usize)
+        });
+        let mut passes: Vec<[f64; 2]> = of_kinds.collect();
         // Depths that are units by themselves are in the head's time: each a layer like the last one, and a head.
         let depths = self.weights[rank].units.len().saturating_sub(passes.len());
         if depths > 0
-            && let [.., layer, head] = passes[..]
+            && let [.., (layer, ..), _] = kinds[..]
+            && let [.., head] = passes[..]
         {
+            let layer = [layer.forward_s, layer.backward_s[sets.of_ends()]];
             let each = [0, 1].map(|pass| {
                 let heads = head[pass] - layer[pass] * depths as f64;
                 heads.max(0.0) / (depths + 1) as f64

@@ -482,7 +482,7 @@ fn each_in_step(
             let bound_s = split.mixed_bound_s(case, occupancies, &simulated);
             let what = format!("{layout:?} {limit:?}: {bound_s} {line_s}");
             assert!(bound_s <= line_s * (1.0 + NEAR), "{what}");
-            divided.push(line_s <= bound_s * (1.0 + 2.0 * NEAR));
+            divided.push(line_s.is_finite() && line_s <= bound_s * (1.0 + 2.0 * NEAR));
             continue;
         }
         let found = |below_s, parts, looks: &Looks<'_>| {
