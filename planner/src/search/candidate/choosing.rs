@@ -291,8 +291,8 @@ impl StageSplit {
         times
     }
 
-    /// Where gradients rest divided, what may be hidden under what layers compute again of what passes wait for, see [`Waits::may_hide_s`], and of what is
-    /// reduced over instances.
+    /// Where gradients rest divided, what may be hidden under what layers compute again of what passes wait for, see
+    /// [`may_hide_s`](crate::search::sharded::Waits::may_hide_s), and of what is reduced over instances.
     fn may_hide_s(&self, case: Case<'_>, rank: usize) -> [f64; 4] {
         let plain = &case.question.choices[0];
         let [plain_s, longest_s] = [plain, &longest(case)].map(|sets| {
