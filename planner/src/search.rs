@@ -78,9 +78,9 @@ pub use unsearched::unsearched;
 use around::{Means, around, near, num_kept};
 use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
-use judged::{Candidates, candidates};
+use judged::{Candidates, all_candidates, candidates};
 use least::{Open, Splits, open_splits};
-use others::{Other, others, splits_of_others};
+use others::{Other, are_asked, others, splits_of_others};
 use predict::Priced;
 use questions::questions;
 use request::{nearest, nearest_gpus};
@@ -125,14 +125,15 @@ pub fn plan(
 /// stages, of the first plans too.
 pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
     let kept = num_kept(asked.options);
-    plan_kept(asked, kept, (f64::INFINITY, &[]), others)
-        .map(|(found, others)| {
+    plan_kept(asked, kept, (f64::INFINITY, &[]))
+        .map(|found| {
             let means = Means {
                 plan: &plan_priced,
                 open: &splits_below,
+                others: &others_below,
                 of_others: &splits_of_others_below,
             };
-            let (mut plans, mut search) = around(asked, (found, others), means);
+            let (mut plans, mut search) = around(asked, found, means);
             say_moved(&plans, asked.options, &mut search);
             plans.truncate(asked.options.top);
             answered(asked, (plans, search))
@@ -213,23 +214,19 @@ fn plan_priced(
     below: f64,
     splits: &[Vec<Vec<u32>>],
 ) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
-    let top = asked.options.top;
-    let found = plan_kept(asked, top, (below, splits), |_, _, _, _| ());
-    found.map(|(found, ())| found)
+    plan_kept(asked, asked.options.top, (below, splits))
 }
 
-/// The same, with some more than are wanted, `kept` in all, of those that are near to the best, and with what is said of all layouts
-/// beside the best.
-fn plan_kept<T>(
+/// The same, with some more than are wanted, `kept` in all, of those that are near to the best.
+fn plan_kept(
     asked: &Asked<'_>,
     kept: usize,
     (below, splits): (f64, &[Vec<Vec<u32>>]),
-    of_all: impl FnOnce(&[Question<'_>], &[Unit<'_>], f64, &Looks<'_>) -> T,
-) -> Result<((Vec<Priced>, SearchRecord), T), PlanError> {
+) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
     with_questions(asked, |questions, rules| {
         let with_splits = |question| Question { splits, ..question };
         let mut questions: Vec<_> = questions.into_iter().map(with_splits).collect();
-        plan_questions(asked, (kept, below), (&mut questions, rules), of_all)
+        plan_questions(asked, (kept, below), (&mut questions, rules))
     })
 }
 
@@ -246,12 +243,11 @@ fn with_questions<T>(
     work(questions, &rules)
 }
 
-fn plan_questions<T>(
+fn plan_questions(
     asked: &Asked<'_>,
     (kept, below): (usize, f64),
     (questions, rules): (&mut [Question<'_>], &Rules),
-    of_all: impl FnOnce(&[Question<'_>], &[Unit<'_>], f64, &Looks<'_>) -> T,
-) -> Result<((Vec<Priced>, SearchRecord), T), PlanError> {
+) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
     let Asked {
         cluster,
         gpus,
@@ -321,8 +317,6 @@ fn plan_questions<T>(
         gap = gap.max(1.0 - left.floor / best.score(options.objective));
     }
     let unseen = unseen.map(|left| left.children);
-    let looks = Looks::new(watch, Phase::Bounding, units.len());
-    let of_all = of_all(questions, &units, best.step_s, &looks);
     let priced = all_priced(questions, &ranking);
     let mut search = SearchRecord {
         told_apart: None,
@@ -348,7 +342,7 @@ fn plan_questions<T>(
         let (feasible, steps) = (&mut search.feasible, options.front);
         known.front(questions, &units, best, (feasible, steps), watch);
     }
-    Ok(((priced, search), of_all))
+    Ok((priced, search))
 }
 
 /// Splits of the layout that is asked for which may take less than so many seconds; none where that cannot be told.
@@ -364,6 +358,22 @@ fn splits_below(asked: &Asked<'_>, below_s: f64, which: Splits) -> Option<Open> 
             open.add(open_splits(questions, unit, (below_s, which), &looks));
         }
         Some(open)
+    })
+}
+
+/// Layouts that may take less than a plan as some split has their layers, of all virtual stages and microbatches; nothing where they are not asked,
+/// or the search is stopped.
+fn others_below(asked: &Asked<'_>, best_s: f64) -> Option<Vec<Other>> {
+    if !are_asked(asked.options) {
+        return None;
+    }
+    let layouts = |questions: &[Question<'_>], rules: &Rules| {
+        let found = all_candidates(questions, asked.gpus, rules, asked.watch);
+        found.ok().map(|found| found.layouts)
+    };
+    with_units(asked, layouts, |questions, units| {
+        let looks = Looks::new(asked.watch, Phase::Bounding, units.len());
+        Some(others(questions, units, best_s, &looks))
     })
 }
 

@@ -13,7 +13,7 @@ use super::watch::{Aim, Progress, Watch, aimed, unwatched};
 use crate::answer::{Candidate, InsideDomain, SearchRecord};
 use crate::choice::Objective;
 use crate::layout::PartialDegrees;
-use crate::options::{Effort, PlanError, SearchOptions};
+use crate::options::{PlanError, SearchOptions};
 use crate::partition;
 use crate::plan::LayoutRecord;
 
@@ -24,6 +24,9 @@ type Search = dyn Fn(&Asked<'_>, f64, &[Vec<Vec<u32>>]) -> Result<(Vec<Priced>, 
 /// Splits of the layout that is asked for which may take less than something; none where that cannot be told.
 type SplitsBelow = dyn Fn(&Asked<'_>, f64, Splits) -> Option<Open> + Sync;
 
+/// Layouts that may take less than something; none where they are not asked, or that cannot be told.
+type OthersBelow = dyn Fn(&Asked<'_>, f64) -> Option<Vec<Other>> + Sync;
+
 /// By layout, splits of some that may take less than something.
 type SplitsOfOthers = dyn Fn(&Asked<'_>, (&[Other], f64)) -> Option<Vec<Open>> + Sync;
 
@@ -32,6 +35,7 @@ type SplitsOfOthers = dyn Fn(&Asked<'_>, (&[Other], f64)) -> Option<Vec<Open>> +
 pub(super) struct Means<'m> {
     pub(super) plan: &'m Search,
     pub(super) open: &'m SplitsBelow,
+    pub(super) others: &'m OthersBelow,
     pub(super) of_others: &'m SplitsOfOthers,
 }
 
@@ -76,7 +80,7 @@ fn may_move(options: &SearchOptions) -> bool {
 /// tried, and stopped meanwhile, what is best so far is kept.
 pub(super) fn around(
     asked: &Asked<'_>,
-    ((mut plans, mut search), others): ((Vec<Priced>, SearchRecord), Vec<Other>),
+    (mut plans, mut search): (Vec<Priced>, SearchRecord),
     means: Means<'_>,
 ) -> (Vec<Priced>, SearchRecord) {
     if search.unseen.is_some() {
@@ -100,7 +104,7 @@ pub(super) fn around(
         search.gap = 1.0;
     } else {
         let is_stopped = || stopped.load(Ordering::Relaxed);
-        let among = (&mut plans, variants, others);
+        let among = (&mut plans, variants);
         if !stages(&all, (means, &is_stopped), among, &mut search) {
             // What could be gained is known all the same.
             return (plans, search);
@@ -127,8 +131,7 @@ fn degrees(
         mbs: own.mbs,
         ..best
     };
-    let are_known = own.names_ranks() || asked.options.effort == Effort::Patient;
-    if are_known || pins == best {
+    if own.names_ranks() || pins == best {
         return Vec::new();
     }
     let options = &SearchOptions {
@@ -163,7 +166,7 @@ fn degrees(
 fn stages(
     asked: &Asked<'_>,
     (means, is_stopped): (Means<'_>, &dyn Fn() -> bool),
-    (plans, variants, others): (&mut Vec<Priced>, Vec<Priced>, Vec<Other>),
+    (plans, variants): (&mut Vec<Priced>, Vec<Priced>),
     search: &mut SearchRecord,
 ) -> bool {
     let Means { plan, open, .. } = means;
@@ -218,7 +221,7 @@ fn stages(
     }
     let means = (means, is_stopped);
     let others_s;
-    (floor_s, others_s) = of_others(asked, means, (plans, others), (floor_s, search));
+    (floor_s, others_s) = of_others(asked, means, plans, (floor_s, search));
     if let Some(found) = chosen_in_step(asked, plan, &plans[0]) {
         plans[0] = found;
     }
@@ -238,9 +241,12 @@ fn stages(
 fn of_others(
     asked: &Asked<'_>,
     (means, is_stopped): (Means<'_>, &dyn Fn() -> bool),
-    (plans, mut others): (&mut Vec<Priced>, Vec<Other>),
+    plans: &mut Vec<Priced>,
     (mut floor_s, search): (f64, &mut SearchRecord),
 ) -> (f64, f64) {
+    let Some(mut others) = (means.others)(asked, step_s(&plans[0])) else {
+        return (floor_s, 0.0);
+    };
     // What was the best before takes no less than was known of it then.
     let mut before_s = f64::INFINITY;
     for turn in 0.. {

@@ -9,7 +9,7 @@ use super::shape::Question;
 use super::watch::{Looks, Phase, Watch};
 use crate::layout::{Degrees, Layout, Order, PartialDegrees};
 use crate::mesh::{GroupKind, placement};
-use crate::options::{Effort, PlanError, SearchOptions};
+use crate::options::{PlanError, SearchOptions};
 use crate::rules::{Rules, TOGETHER, tuples};
 
 /// See the module's documentation.
@@ -40,19 +40,37 @@ pub(super) struct Refusal {
 /// Tuples that are judged between two looks at the watch.
 const JUDGED: usize = 1 << 16;
 
+/// Those of a [`space`](crate::rules::space).
 pub(super) fn candidates(
     questions: &[Question<'_>],
     gpus: u32,
     rules: &Rules,
     watch: &Watch<'_>,
 ) -> Result<Candidates, PlanError> {
+    judged((questions, rules), gpus, false, watch)
+}
+
+/// Those of all virtual stages and microbatches.
+pub(super) fn all_candidates(
+    questions: &[Question<'_>],
+    gpus: u32,
+    rules: &Rules,
+    watch: &Watch<'_>,
+) -> Result<Candidates, PlanError> {
+    judged((questions, rules), gpus, true, watch)
+}
+
+fn judged(
+    (questions, rules): (&[Question<'_>], &Rules),
+    gpus: u32,
+    all: bool,
+    watch: &Watch<'_>,
+) -> Result<Candidates, PlanError> {
     let question = &questions[0];
     let options = question.options;
     let spaces = pins(options, gpus);
-    // Who has patience asks of all of them.
-    let is_patient = options.effort == Effort::Patient;
     let each = |pins: &PartialDegrees| {
-        let whole = is_patient || pins.names_ranks();
+        let whole = all || pins.names_ranks();
         tuples(question.model, gpus, &options.batch, pins, whole)
     };
     let begins = Looks::new(watch, Phase::Judging, 0);
