@@ -10,9 +10,10 @@ use super::recompute::Sets;
 use super::room::{Most, Of, Room};
 use super::shape::{Kind, Question, Shapes};
 use super::stages;
-use super::unit::Unit;
+use super::unit::{Unit, peak};
 use super::watch::Looks;
 use crate::choice::{RecomputePlan, ScheduleName};
+use crate::memory::Occupancy;
 use crate::options::Effort;
 use crate::stack::ByLayer;
 
@@ -384,6 +385,20 @@ pub(crate) fn open_splits(
     open
 }
 
+/// Whether a cut may take less than `below_s` under some recompute sets: of one stage, whose bound is its step, whether it does and has room.
+fn is_open(
+    (case, cut): (Case<'_>, &[Vec<u32>]),
+    (sets, occupancies): (&Sets, &[Vec<Occupancy>]),
+    below_s: f64,
+) -> bool {
+    if cut.len() > 1 {
+        return true;
+    }
+    let split = StageSplit::new(case, cut.to_vec());
+    let has_room = || peak(&split.memory(case, sets, occupancies)) <= case.question.capacity();
+    split.bound(case, sets).seconds().0 < below_s && has_room()
+}
+
 /// The same of a case: those that are tried, and what is looked for.
 fn open_of_case<'q>(
     (unit, case): (&'q Unit<'_>, Case<'q>),
@@ -460,6 +475,9 @@ fn open_of_case<'q>(
         let cuts = match cuts {
             Some(cuts) if !of_choice => cuts,
             cuts => {
+                let under = (sets, occupancies);
+                let is_open = |cut: &Vec<Vec<u32>>| is_open((case, cut), under, below_s);
+                let cuts = cuts.map(|cuts| cuts.into_iter().filter(is_open).collect());
                 open.add_splits(cuts, least_s);
                 return Some(true);
             }
@@ -475,6 +493,8 @@ fn open_of_case<'q>(
                 open.left_s = open.left_s.min(found.least_s);
                 match found.best {
                     Some((_, sets)) => open.chosen.push((stages, question.recompute(&sets))),
+                    // It was looked at, or is to be.
+                    None if parts > 0 || which.glances() => {}
                     None => open.add_splits(Some(vec![stages]), || found.least_s),
                 }
             }

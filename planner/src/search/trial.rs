@@ -298,9 +298,16 @@ impl<'a> Trial<'_, 'a> {
             // First layers of stages compute again; what all of these take at least is kept below.
             let firsts = by_layer && may_move && question.by_layer == Some(ByLayer::Block);
             let mut bound_s = child.bound_s;
-            let sets = match question.choices.get(child.choice) {
-                Some(sets) => Some(sets.clone()),
-                None => self.by_layer((case, split), schedule.occupancies, &mut bound_s),
+            let sets = if let Some(sets) = question.choices.get(child.choice) {
+                Some(sets.clone())
+            } else {
+                let below_s = if by_time {
+                    self.beaten(outcome)
+                } else {
+                    f64::INFINITY
+                };
+                let asked = (schedule.occupancies, below_s);
+                self.by_layer((case, split), asked, &mut bound_s)
             };
             let tried = sets.map(|sets| {
                 self.one(
@@ -377,19 +384,20 @@ impl<'a> Trial<'_, 'a> {
     fn by_layer(
         &self,
         (case, split): (Case<'_>, &StageSplit),
-        occupancies: &[Vec<Occupancy>],
+        (occupancies, below_s): (&[Vec<Occupancy>], f64),
         bound_s: &mut f64,
     ) -> Option<Sets> {
         let (question, unit) = (self.question, self.unit);
+        let fast = split.by_layer(case, occupancies)?;
         // Where one split alone is asked for there is time to choose in the step.
         if question.splits.len() != 1 || question.by_layer != Some(ByLayer::Each) {
-            return split.by_layer(case, occupancies);
+            return Some(fast);
         }
         let simulated = unit.schedules.simulated(unit.layout, case.schedule);
-        let (under, asked) = ((occupancies, &simulated), (f64::INFINITY, PARTS));
+        let (under, asked) = ((occupancies, &simulated), (below_s, PARTS));
         let found = split.by_layer_in_step(case, under, asked, self.looks);
         *bound_s = bound_s.max(found.least_s);
-        found.best.map(|(_, sets)| sets)
+        Some(found.best.map_or(fast, |(_, sets)| sets))
     }
 
     /// Tries a split under some recompute sets. Where it has no room, the error is what ranks take.
