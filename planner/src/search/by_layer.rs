@@ -15,7 +15,7 @@ use std::ops::Range;
 use crate::memory::Occupancy;
 use crate::runtime::Passes;
 
-pub(crate) use exact::quicker;
+pub(crate) use exact::{Looked, quicker};
 
 /// Ways to run some layers that are kept.
 const MOST: usize = 128;
@@ -48,6 +48,11 @@ impl LayersWay {
             before: 0,
             choice: set,
         }
+    }
+
+    /// The recompute set of a layer, by its index.
+    pub(crate) fn set(&self) -> usize {
+        self.choice
     }
 }
 
@@ -88,7 +93,7 @@ fn bytes<B: AsRef<[i64]>>(way: &Way<B>) -> impl Iterator<Item = i64> + Clone {
 
 /// Ways that no other beats, the fastest first, at most [`MOST`] and two.
 pub(crate) fn unbeaten<B: AsRef<[i64]>>(ways: Vec<Way<B>>) -> Vec<Way<B>> {
-    let mut kept = first_unbeaten(ways, usize::MAX);
+    let mut kept = first_unbeaten(ways, |_| true);
     if kept.len() > MOST {
         let places = spread(&kept, MOST);
         let mut place = 0..;
@@ -97,8 +102,11 @@ pub(crate) fn unbeaten<B: AsRef<[i64]>>(ways: Vec<Way<B>>) -> Vec<Way<B>> {
     kept
 }
 
-/// The fastest that no other beats, so many at most.
-fn first_unbeaten<B: AsRef<[i64]>>(mut ways: Vec<Way<B>>, most: usize) -> Vec<Way<B>> {
+/// The fastest that no other beats, as long as some number of them is not too many.
+fn first_unbeaten<B: AsRef<[i64]>>(
+    mut ways: Vec<Way<B>>,
+    mut goes_on: impl FnMut(usize) -> bool,
+) -> Vec<Way<B>> {
     ways.sort_by(|a, b| {
         let times = a.seconds.total_cmp(&b.seconds);
         times.then_with(|| bytes(a).cmp(bytes(b)))
@@ -107,7 +115,7 @@ fn first_unbeaten<B: AsRef<[i64]>>(mut ways: Vec<Way<B>>, most: usize) -> Vec<Wa
     // What beats a way has no more bytes in all: most are told apart by that.
     let mut sums: Vec<i128> = Vec::new();
     for way in ways {
-        if kept.len() == most {
+        if !goes_on(kept.len()) {
             break;
         }
         let sum = bytes(&way).map(i128::from).sum();
@@ -288,10 +296,11 @@ pub(crate) fn fastest(
     chunks: &[&Chunk<'_>],
     under: (&[Occupancy], &[i64]),
     counts: &[Counts],
+    looked: Looked<'_>,
 ) -> (Option<Choice>, f64) {
     let fast = fast(chunks, under, counts);
     let below_s = fast.as_ref().map_or(f64::INFINITY, |fast| fast.0);
-    match quicker(chunks, under, (counts, below_s)) {
+    match quicker(chunks, under, (counts, below_s), looked) {
         Ok(quicker) => {
             let best = quicker.or(fast);
             let least_s = best.as_ref().map_or(f64::INFINITY, |best| best.0);
@@ -418,6 +427,7 @@ fn held(passes: &Passes<i64>, chunk: usize, at: &Occupancy) -> i64 {
 mod tests {
     use proptest::prelude::*;
 
+    use moefold_profiles::random::SplitMix64;
     use moefold_profiles::units::Bytes;
 
     use super::*;
@@ -499,6 +509,68 @@ mod tests {
         each.map(|(seconds, counts)| seconds * counts.weight).sum()
     }
 
+    /// Of layers whose ways are too many to look at all, the fastest choice is found where all are.
+    #[test]
+    fn oracle_of_too_many_ways_all_may_be_looked_at() {
+        let mut too_many = 0;
+        for seed in 0..16 {
+            let mut random = SplitMix64::new(seed);
+            let mut number = |most: u64| random.below(most) as i64;
+            let mut of_layer = || -> Vec<LayersWay> {
+                let way = |set| {
+                    let bytes = [0; 5].map(|_| number(1000));
+                    // Those with fewer bytes take about as much longer.
+                    let seconds = 1000 + number(100) - bytes[0];
+                    let [saved, forward, backward, kept, weight] = bytes;
+                    divided(
+                        set,
+                        (seconds as u32, saved, forward, backward, kept, weight),
+                    )
+                };
+                (0..3).map(way).collect()
+            };
+            let chunks = vec![(0..10).map(|_| of_layer()).collect::<Vec<_>>()];
+            let own: Vec<Vec<LayersWay>> = chunks[0].iter().cloned().map(unbeaten).collect();
+            let chunk = Chunk::new(
+                None,
+                own.iter().map(Vec::as_slice).collect(),
+                None,
+                (0, false, false),
+            );
+            let at = |live, kept, running| Occupancy {
+                live: vec![live],
+                kept: vec![kept],
+                chunk: 0,
+                running,
+                messages: 0,
+            };
+            let occupancies = [
+                at(2, 0, Running::Forward),
+                at(1, 1, Running::Backward),
+                at(0, 3, Running::Weight),
+            ];
+            let room = [8000, 9000, 30_000].map(|room| room * UNIT);
+            let (under, counts) = ((&occupancies[..], &room[..]), [Counts::all(1.0)]);
+            let around = ([Passes::default(); 2], (0, false, false));
+            let least = brute_force(&chunks, &around, under, &counts);
+            let asked = (&counts[..], f64::INFINITY);
+            let looked = |looked| quicker(&[&chunk], under, asked, looked);
+            let all = looked(Looked::All(&|| true)).expect("all ways");
+            assert_eq!(all.map(|best| best.0), least, "seed {seed}");
+            let (few, stopped) = (looked(Looked::Few), looked(Looked::All(&|| false)));
+            too_many += u32::from(few.is_err());
+            for some in [few, stopped] {
+                match some {
+                    Ok(some) => assert_eq!(some.map(|best| best.0), least, "seed {seed}"),
+                    Err(least_s) => {
+                        assert!(least.is_none_or(|least| least_s <= least), "seed {seed}");
+                    }
+                }
+            }
+        }
+        assert!(too_many > 2, "{too_many}");
+    }
+
     proptest! {
         #[test]
         fn oracle_it_is_the_fastest_of_all_choices_that_fit(
@@ -559,15 +631,17 @@ mod tests {
                 })
             });
             for counts in [alike, weighted].iter().chain(&divided) {
-                let (found, least_s) = fastest(&ways, under, counts);
+                let (found, least_s) = fastest(&ways, under, counts, Looked::Few);
                 let found = found.map(|found| seconds_of(&chunks, &found.1, counts));
                 let least = brute_force(&chunks, &around, under, counts);
                 prop_assert_eq!(found, least);
                 prop_assert_eq!(least_s, least.unwrap_or(f64::INFINITY));
                 // A way that is quicker than something is found where there is one.
                 let least = least.unwrap_or(f64::INFINITY);
-                for below_s in [least, least + 0.5, f64::INFINITY] {
-                    let quicker = quicker(&ways, under, (counts, below_s)).expect("few ways");
+                let looked = [Looked::Few, Looked::All(&|| true)];
+                let asked = [least, least + 0.5, f64::INFINITY].map(|below_s| looked.map(|looked| (below_s, looked)));
+                for (below_s, looked) in asked.into_iter().flatten() {
+                    let quicker = quicker(&ways, under, (counts, below_s), looked).expect("few ways");
                     prop_assert_eq!(quicker.is_some(), least < below_s);
                     let of = quicker.map(|(seconds, sets)| [seconds, seconds_of(&chunks, &sets, counts)]);
                     prop_assert!(of.is_none_or(|of| of == [least; 2]));

@@ -7,6 +7,7 @@ mod exchanges;
 mod held;
 mod in_step;
 mod rank;
+mod waiting;
 
 use std::iter::repeat_n;
 

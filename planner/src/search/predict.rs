@@ -227,9 +227,8 @@ fn time_by_category(
     priced -= hidden;
     time.add(Category::EpComm, Seconds(-hidden));
     // What the first forward pass of a step waits for beside what all do.
-    let gather = (times.first_forward[rank] - times.forward[rank])
-        .seconds()
-        .0;
+    let [first, other] = [&times.first_forward, &times.forward].map(|of| of[rank].seconds().0);
+    let gather = first - other;
     // Launches the device waits for are charged a layer at a time and are in no category above.
     let waits = choice.waits(question, rank);
     let others = microbatches - 1.0;

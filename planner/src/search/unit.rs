@@ -74,8 +74,7 @@ impl<'a> Unit<'a> {
         let occupancies = schedules.occupancies(layout, case.schedule);
         let simulated = schedules.simulated(layout, case.schedule);
         let least_s = split.mixed_bound_s(case, occupancies, &simulated);
-        // Paths of a step do not say what gathers and reductions wait for where gradients rest divided.
-        let is_asked = parts > 0 && least_s < below_s && !case.question.shards_gradients();
+        let is_asked = parts > 0 && least_s < below_s;
         if !is_asked || looks.look().is_break() {
             return InStep {
                 best: None,

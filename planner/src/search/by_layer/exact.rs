@@ -13,9 +13,9 @@ use crate::memory::Occupancy;
 use crate::runtime::Passes;
 use crate::search::savers::best_steps;
 
-/// Ways of which none is let go of.
-const MANY: usize = 1000;
-/// Ways of two chunks together that are looked at.
+/// Ways of which none is let go of, where not all are looked at.
+const MANY: usize = if cfg!(test) { 40 } else { 1000 };
+/// Ways of two chunks together that are looked at then.
 const PAIRS: usize = 200_000;
 /// Ways by what they take at an instant that are kept apart.
 const APART: usize = if cfg!(test) { 24 } else { 400 };
@@ -23,6 +23,35 @@ const APART: usize = if cfg!(test) { 24 } else { 400 };
 /// Ways are too many to look at all.
 #[derive(Debug)]
 struct TooMany;
+
+/// How many ways are looked at.
+#[derive(Clone, Copy)]
+pub(crate) enum Looked<'w> {
+    /// Where they are not too many.
+    Few,
+    /// All, as long as this says to go on.
+    All(&'w dyn Fn() -> bool),
+}
+
+impl Looked<'_> {
+    /// Whether so many ways are not too many, of which those of two chunks together are more.
+    fn goes_on(self, ways: usize, pairs: usize) -> bool {
+        match self {
+            Self::Few => ways <= MANY && pairs <= PAIRS,
+            Self::All(goes_on) => goes_on(),
+        }
+    }
+
+    /// Ways that no other beats.
+    fn unbeaten<B: AsRef<[i64]>>(self, ways: Vec<Way<B>>) -> Result<Vec<Way<B>>, TooMany> {
+        let mut are_all = true;
+        let ways = first_unbeaten(ways, |kept| {
+            are_all = self.goes_on(kept, 0);
+            are_all
+        });
+        are_all.then_some(ways).ok_or(TooMany)
+    }
+}
 
 /// A way to run layers by what it takes at an instant.
 #[derive(Debug, Clone, Copy, Default)]
@@ -60,6 +89,7 @@ pub(crate) fn quicker(
     chunks: &[&Chunk<'_>],
     under: (&[Occupancy], &[i64]),
     (counts, below_s): (&[Counts], f64),
+    looked: Looked<'_>,
 ) -> Result<Option<Choice>, f64> {
     let knapsacks = under.0.iter().zip(under.1);
     let knapsacks = knapsacks.map(|(at, room)| Knapsack::new(chunks, counts, (at, *room)));
@@ -81,7 +111,7 @@ pub(crate) fn quicker(
         if no_less_s >= below_s {
             continue;
         }
-        let found = knapsack.look((instant, under), below_s);
+        let found = knapsack.look((instant, under), below_s, looked);
         let found = found.map_err(|TooMany| no_less_s)?;
         if found.is_some() {
             return Ok(found);
@@ -89,15 +119,6 @@ pub(crate) fn quicker(
         no_less_s = below_s;
     }
     Ok(None)
-}
-
-/// Ways that no other beats.
-fn few<B: AsRef<[i64]>>(ways: Vec<Way<B>>) -> Result<Vec<Way<B>>, TooMany> {
-    let ways = first_unbeaten(ways, MANY + 1);
-    if ways.len() > MANY {
-        return Err(TooMany);
-    }
-    Ok(ways)
 }
 
 impl<'r, 'l> Knapsack<'r, 'l> {
@@ -134,10 +155,11 @@ impl<'r, 'l> Knapsack<'r, 'l> {
         &self,
         (instant, (occupancies, room)): (usize, (&[Occupancy], &[i64])),
         below_s: f64,
+        looked: Looked<'_>,
     ) -> Result<Option<Choice>, TooMany> {
         let chunks = 0..self.chunks.len();
         let each: Vec<Row<[i64; 5]>> = chunks
-            .map(|number| self.ways(number, below_s))
+            .map(|number| self.ways(number, below_s, looked))
             .collect::<Result<_, _>>()?;
         let tried = each.iter().enumerate().map(|(number, row)| {
             let chunk = (number, self.counts[number].weight);
@@ -147,7 +169,7 @@ impl<'r, 'l> Knapsack<'r, 'l> {
         let later = self.later(below_s);
         let mut row = Row::new(room.iter().map(|room| -room).collect::<Vec<i64>>());
         for (number, own) in tried.iter().enumerate() {
-            if row.last().len() * own.len() > PAIRS {
+            if !looked.goes_on(0, row.last().len() * own.len()) {
                 return Err(TooMany);
             }
             let behind = number + 1;
@@ -167,7 +189,7 @@ impl<'r, 'l> Knapsack<'r, 'l> {
                     .min_by(|a, b| a.seconds.total_cmp(&b.seconds));
                 ways = fastest.into_iter().collect();
             }
-            row.0.push(few(ways)?);
+            row.0.push(looked.unbeaten(ways)?);
         }
         let best = row.last().first().map(|best| {
             let places = row.choices(0).into_iter().zip(&each);
@@ -288,7 +310,12 @@ impl<'r, 'l> Knapsack<'r, 'l> {
     }
 
     /// Ways of a chunk that may be part of one that counts less than something.
-    fn ways(&self, number: usize, below_s: f64) -> Result<Row<[i64; 5]>, TooMany> {
+    fn ways(
+        &self,
+        number: usize,
+        below_s: f64,
+        looked: Looked<'_>,
+    ) -> Result<Row<[i64; 5]>, TooMany> {
         let chunk = self.chunks[number];
         let others = (0..self.chunks.len()).filter(|other| *other != number);
         let others = others.flat_map(|other| self.of_layers(other));
@@ -321,7 +348,7 @@ impl<'r, 'l> Knapsack<'r, 'l> {
                 let least_s = least(&rest, self.room - taken)?;
                 (seconds + least_s < below_s).then_some(bytes)
             });
-            row.0.push(few(ways)?);
+            row.0.push(looked.unbeaten(ways)?);
         }
         let mut ways = row.0.pop().expect("what it begins with");
         let among = self.counts[number].among(&ways);

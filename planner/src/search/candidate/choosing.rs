@@ -7,7 +7,7 @@ use moefold_profiles::units::{GIB, Seconds, Span};
 
 use super::{Case, StageSplit, own};
 use crate::memory::Occupancy;
-use crate::search::by_layer::{self, Choice, Chunk, Counts};
+use crate::search::by_layer::{self, Choice, Chunk, Counts, LayersWay, Looked};
 use crate::search::by_set::OfSet;
 use crate::search::mix::{self, Alike, Way};
 use crate::search::recompute::Sets;
@@ -28,15 +28,20 @@ pub(super) struct OfRank<'l> {
 
 impl OfRank<'_> {
     /// See [`by_layer::fastest`].
-    pub(super) fn fastest(&self, counts: &[Counts]) -> (Option<Choice>, f64) {
+    pub(super) fn fastest(&self, counts: &[Counts], looked: Looked<'_>) -> (Option<Choice>, f64) {
         let (chunks, under) = self.asked();
-        by_layer::fastest(&chunks, under, counts)
+        by_layer::fastest(&chunks, under, counts, looked)
     }
 
     /// See [`by_layer::quicker`].
-    pub(super) fn quicker(&self, counts: &[Counts], below_s: f64) -> Result<Option<Choice>, f64> {
+    pub(super) fn quicker(
+        &self,
+        counts: &[Counts],
+        below_s: f64,
+        looked: Looked<'_>,
+    ) -> Result<Option<Choice>, f64> {
         let (chunks, under) = self.asked();
-        by_layer::quicker(&chunks, under, (counts, below_s))
+        by_layer::quicker(&chunks, under, (counts, below_s), looked)
     }
 
     /// The sets of the layers of each stage that take the least time of those that fit and are looked at first, if any do, and whether no others
@@ -47,14 +52,14 @@ impl OfRank<'_> {
             let fast = by_layer::fast(&chunks, under, &self.alike());
             return (fast.map(|fast| fast.1), false);
         }
-        let (fastest, least_s) = self.fastest(&self.alike());
+        let (fastest, least_s) = self.fastest(&self.alike(), Looked::Few);
         let own_s = fastest.as_ref().map_or(f64::INFINITY, |own| own.0);
         let is_known = own_s <= least_s;
         (fastest.map(|own| own.1), is_known)
     }
 
     /// Every second of every stage counts.
-    fn alike(&self) -> Vec<Counts> {
+    pub(super) fn alike(&self) -> Vec<Counts> {
         vec![Counts::all(1.0); self.stages.len()]
     }
 
@@ -111,13 +116,35 @@ impl StageSplit {
 
     /// The ways to run a stage where each layer chooses by itself.
     fn chunk<'l>(&self, shape: &'l Shape, stage: usize) -> Chunk<'l> {
-        let (received, sent) = (stage > 0, stage + 1 < self.stages.len());
+        self.chunk_of(shape, stage, self.ways(shape, stage))
+    }
+
+    /// The ways to run each layer of a stage, the fastest first.
+    pub(super) fn ways<'l>(&self, shape: &'l Shape, stage: usize) -> Vec<&'l [LayersWay]> {
         let layers = self.layers(stage);
-        let layers = layers.map(|(_, kind)| shape.kinds[kind].ways.as_slice());
+        layers
+            .map(|(_, kind)| shape.kinds[kind].ways.as_slice())
+            .collect()
+    }
+
+    /// The ways to run a stage of which each layer takes one of some.
+    fn chunk_of<'l>(&self, shape: &Shape, stage: usize, ways: Vec<&'l [LayersWay]>) -> Chunk<'l> {
+        let (received, sent) = (stage > 0, stage + 1 < self.stages.len());
         let first = (!received).then(|| shape.embedding.memory[0].passes());
         let last = (!sent).then(|| shape.head.memory[0].passes());
         let message = (self.message.total(), received, sent);
-        Chunk::new(first.as_ref(), layers.collect(), last.as_ref(), message)
+        Chunk::new(first.as_ref(), ways, last.as_ref(), message)
+    }
+
+    /// What the layers of a rank of one stage may choose of, each of some ways.
+    pub(super) fn among<'l>(
+        &self,
+        case: Case<'_>,
+        (rank, occupancies): (usize, &'l [Occupancy]),
+        ways: &[&'l [LayersWay]],
+    ) -> OfRank<'l> {
+        let chunk = |stage| Rc::new(self.chunk_of(case.shape, stage, ways.to_vec()));
+        self.of_rank(case, (rank, occupancies), chunk)
     }
 
     /// Seconds of a microbatch that the layers of a rank compute again at least where each chooses by itself, of choices that fit; infinite
@@ -130,7 +157,7 @@ impl StageSplit {
     ) -> f64 {
         let chunk = |stage| Rc::new(self.chunk(case.shape, stage));
         let own = self.of_rank(case, (rank, occupancies), chunk);
-        let (_, all_s) = own.fastest(&own.alike());
+        let (_, all_s) = own.fastest(&own.alike(), Looked::Few);
         let layers = own.stages.iter().flat_map(|&stage| self.layers(stage));
         let once_s: f64 = layers
             .map(|(_, kind)| case.shape.kinds[kind].backward_s[0])
@@ -241,15 +268,20 @@ impl StageSplit {
             more_s
         };
         let more_s: Vec<f64> = occupancies.iter().enumerate().map(more_s).collect();
-        let times = self.times_with(case, &more_s);
+        let times = self.times_with(case, [plain, &slowest(case)], &more_s);
         (!fits).then(|| lower_bound(layout.places(), layout.microbatches(), &times))
     }
 
-    /// Durations where nothing is computed again but what takes each rank so many seconds of a microbatch, at least: its last stage
-    /// has them. Of passes that hide nothing of each other.
-    fn times_with(&self, case: Case<'_>, more_s: &[f64]) -> StageTimes {
-        let (layout, plain) = (case.layout, &case.question.choices[0]);
-        let mut times = self.times(case, plain);
+    /// Durations at least where backward passes of each rank take so many seconds of a microbatch more than under the first of some recompute sets:
+    /// its last stage has them. No layer takes less than under those, nor more than under the second. Of passes that hide nothing of each other.
+    pub(super) fn times_with(
+        &self,
+        case: Case<'_>,
+        ends: [&Sets; 2],
+        more_s: &[f64],
+    ) -> StageTimes {
+        let layout = case.layout;
+        let mut times = self.times(case, ends[0]);
         assert!(times.hidden.is_none(), "layers do not choose there");
         for (rank, more_s) in more_s.iter().enumerate() {
             let own = own(layout, rank);
@@ -259,13 +291,11 @@ impl StageSplit {
             let more = Span(((more_s.min(1e9) * 1e9) as u64).saturating_sub(others));
             let waits = if case.question.shards_gradients() {
                 // One nanosecond more, as spans are rounded.
-                let hidden = self.may_hide_s(case, rank);
-                let [usual, first, last, across] =
+                let hidden = self.may_hide_s(case, rank, ends);
+                let [usual, last, across] =
                     hidden.map(|seconds| Seconds(seconds).to_span() + Span(1));
-                let both = [&mut times.first_forward[rank], &mut times.reduce[rank]];
-                for (own, hidden) in both.into_iter().zip([first, across]) {
-                    *own -= hidden.min(*own);
-                }
+                let reduce = &mut times.reduce[rank];
+                *reduce -= across.min(*reduce);
                 [usual, last]
             } else {
                 [Span::ZERO; 2]
@@ -291,18 +321,18 @@ impl StageSplit {
         times
     }
 
-    /// Where gradients rest divided, what may be hidden under what layers compute again of what passes wait for, see
-    /// [`may_hide_s`](crate::search::sharded::Waits::may_hide_s), and of what is reduced over instances.
-    fn may_hide_s(&self, case: Case<'_>, rank: usize) -> [f64; 4] {
-        let plain = &case.question.choices[0];
-        let [plain_s, longest_s] = [plain, &longest(case)].map(|sets| {
+    /// Where gradients rest divided and layers take no less than under the first of some recompute sets and no more than under the second, what may
+    /// be hidden of what passes wait for under the first, see [`may_hide_s`](crate::search::sharded::Waits::may_hide_s), and of what is reduced over
+    /// instances.
+    fn may_hide_s(&self, case: Case<'_>, rank: usize, ends: [&Sets; 2]) -> [f64; 3] {
+        let [fastest, slowest] = ends.map(|sets| {
             let waits = self.waits(case, rank, sets);
             let across_s = self.reduced_across_s(case, rank, sets);
             (waits, across_s)
         });
-        let slowed = self.slowed(case, rank, plain);
-        let [usual, first, last] = plain_s.0.may_hide_s(&longest_s.0, slowed);
-        [usual, first, last, (plain_s.1 - longest_s.1).max(0.0)]
+        let slowed = self.slowed(case, rank, ends[0]);
+        let [usual, last] = fastest.0.may_hide_s(&slowest.0, slowed);
+        [usual, last, (fastest.1 - slowest.1).max(0.0)]
     }
 
     /// Bytes that the stages of a rank may take at some instants.
@@ -393,7 +423,7 @@ impl StageSplit {
         if more_s.contains(&f64::INFINITY) {
             return f64::INFINITY;
         }
-        let times = self.times_with(case, &more_s);
+        let times = self.times_with(case, [plain, &slowest(case)], &more_s);
         let step = if layout.vpp() == 1 {
             simulated.simulator().run(&times).total
         } else {
@@ -403,13 +433,9 @@ impl StageSplit {
     }
 }
 
-/// The sets under which each layer computes again for as long as it may.
-fn longest(case: Case<'_>) -> Sets {
-    let of_kind = |kind: &Kind| {
-        let each = kind.backward_s.iter().enumerate();
-        let longest = each.max_by(|(_, a), (_, b)| a.total_cmp(b));
-        longest.map_or(0, |(set, _)| set)
-    };
+/// The sets under which each layer takes its slowest way.
+fn slowest(case: Case<'_>) -> Sets {
+    let of_kind = |kind: &Kind| kind.ways.last().map_or(0, LayersWay::set);
     let sets: Vec<usize> = case.shape.kinds.iter().map(of_kind).collect();
     let layers = case.question.kind_of.iter();
     Sets::Each(layers.map(|&kind| sets[kind]).collect())

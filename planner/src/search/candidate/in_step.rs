@@ -14,7 +14,7 @@ use moefold_profiles::units::Seconds;
 use super::choosing::OfRank;
 use super::{Case, NEAR, StageSplit, spans};
 use crate::memory::Occupancy;
-use crate::search::by_layer::Counts;
+use crate::search::by_layer::{Counts, Looked};
 use crate::search::line::Line;
 use crate::search::recompute::Sets;
 use crate::search::schedules::Simulated;
@@ -49,7 +49,12 @@ impl StageSplit {
         (below_s, parts): (f64, usize),
         looks: &Looks<'_>,
     ) -> InStep {
-        let mut choices = Choices::new(self, case, occupancies, simulated.simulator());
+        if case.question.shards_gradients() {
+            let under = (&occupancies[0][..], simulated);
+            return self.by_layer_with_waits(case, under, (below_s, parts), looks);
+        }
+        let under = (occupancies, simulated.simulator());
+        let mut choices = Choices::new(self, case, under, (parts, looks));
         let mut open: Vec<Part> = choices.all().into_iter().collect();
         for looked in 0.. {
             let enough_s = choices.enough_s(below_s);
@@ -66,12 +71,16 @@ impl StageSplit {
                 break;
             }
             let mut part = open.swap_remove(next);
-            choices.look(&mut part, below_s, looks);
+            choices.look(&mut part, below_s);
             if part.least_s >= choices.enough_s(below_s) {
                 continue;
             }
             match choices.divided(&part) {
                 Some(place) => open.extend(choices.parts(&part, place)),
+                None if choices.may_take_all && !part.takes_all => {
+                    part.takes_all = true;
+                    open.push(part);
+                }
                 None => choices.left_s = choices.left_s.min(part.least_s),
             }
         }
@@ -79,10 +88,6 @@ impl StageSplit {
             .best
             .as_ref()
             .map_or(below_s, |best| best.0.min(below_s));
-        if case.question.shards_gradients() {
-            // Gathers and reductions wait for passes of layers.
-            choices.left_s = 0.0;
-        }
         InStep {
             best: choices.best.filter(|best| best.0 < below_s),
             least_s: choices.left_s.min(best_s),
@@ -95,6 +100,9 @@ struct Choices<'s> {
     split: &'s StageSplit,
     case: Case<'s>,
     simulator: &'s Simulator,
+    looks: &'s Looks<'s>,
+    /// Whether all ways of ranks may be looked at, however many they are.
+    may_take_all: bool,
     ranks: Vec<OfRank<'s>>,
     /// Durations where nothing is computed again.
     once: StageTimes,
@@ -135,6 +143,8 @@ struct Part {
     within_s: Vec<[f64; 2]>,
     /// Seconds of the step that none takes less than.
     least_s: f64,
+    /// Whether all ways of ranks are looked at, as less does not say more of it.
+    takes_all: bool,
     /// By rank, what its stages take at least in all, and the point in which they do.
     sums: Vec<(f64, usize)>,
     /// By rank, points that its program has.
@@ -150,8 +160,8 @@ impl<'s> Choices<'s> {
     fn new(
         split: &'s StageSplit,
         case: Case<'s>,
-        occupancies: &'s [Vec<Occupancy>],
-        simulator: &'s Simulator,
+        (occupancies, simulator): (&'s [Vec<Occupancy>], &'s Simulator),
+        (parts, looks): (usize, &'s Looks<'s>),
     ) -> Self {
         let once = &Sets::Every(0);
         let stages = 0..split.stages.len();
@@ -162,7 +172,7 @@ impl<'s> Choices<'s> {
                 .sum()
         };
         let ranks = split.ranks(case, occupancies);
-        let hides = StageSplit::hides_reductions(case) && !case.question.shards_gradients();
+        let hides = StageSplit::hides_reductions(case);
         let hiding = (0..ranks.len()).filter(|_| hides);
         Self {
             reduced: hiding
@@ -171,6 +181,8 @@ impl<'s> Choices<'s> {
             split,
             case,
             simulator,
+            looks,
+            may_take_all: parts == usize::MAX,
             once: split.times(case, once),
             backward_s: split.backward_s(case.shape, once),
             layers_s: stages.map(of_layers).collect(),
@@ -188,6 +200,7 @@ impl<'s> Choices<'s> {
         let mut all = Part {
             within_s: vec![[0.0, f64::INFINITY]; self.layers_s.len()],
             least_s: 0.0,
+            takes_all: false,
             sums: vec![(0.0, 0); ranks],
             points: vec![Vec::new(); ranks],
             paths: Vec::new(),
@@ -208,7 +221,11 @@ impl<'s> Choices<'s> {
             at_none: 0.0,
             slopes: vec![1.0; self.layers_s.len()],
         };
-        let (point, least_s) = self.shortened(part, rank, &alike);
+        let (mut point, mut least_s) = self.shortened(part, rank, &alike);
+        if point.is_none() && least_s < f64::INFINITY && self.may_take_all {
+            part.takes_all = true;
+            (point, least_s) = self.shortened(part, rank, &alike);
+        }
         if let Some(point) = point {
             part.sums[rank] = (least_s, point);
             add(&mut part.points[rank], point);
@@ -226,7 +243,7 @@ impl<'s> Choices<'s> {
     }
 
     /// Looks at a part for choices that take less than something, and for what none takes less than.
-    fn look(&mut self, part: &mut Part, below_s: f64, looks: &Looks<'_>) {
+    fn look(&mut self, part: &mut Part, below_s: f64) {
         let first: Vec<usize> = part.sums.iter().map(|(_, point)| *point).collect();
         self.simulate(part, &first);
         for _ in 0..ROUNDS {
@@ -235,7 +252,7 @@ impl<'s> Choices<'s> {
             };
             (part.weighted, part.held) = weighted;
             let (chosen, is_new) = self.shorten(part, below_s);
-            if part.least_s >= self.enough_s(below_s) || looks.look().is_break() {
+            if part.least_s >= self.enough_s(below_s) || self.looks.look().is_break() {
                 break;
             }
             let is_longer = self.simulate(part, &chosen);
@@ -284,15 +301,21 @@ impl<'s> Choices<'s> {
             within_s: part.within_s[stage],
         };
         let counts: Vec<Counts> = own.stages.iter().map(of_stage).collect();
+        let goes_on = || self.looks.look().is_continue();
+        let looked = if part.takes_all {
+            Looked::All(&goes_on)
+        } else {
+            Looked::Few
+        };
         let (choice, least_s) = match known {
-            Some((_, known_s)) => match own.quicker(&counts, known_s) {
+            Some((_, known_s)) => match own.quicker(&counts, known_s, looked) {
                 Ok(quicker) => {
                     let least_s = quicker.as_ref().map_or(known_s, |quicker| quicker.0);
                     (quicker, least_s)
                 }
                 Err(least_s) => (None, least_s.min(known_s)),
             },
-            None => own.fastest(&counts),
+            None => own.fastest(&counts, looked),
         };
         let point = choice.map(|(_, sets)| {
             let seconds = own.stages.iter().zip(&sets).map(|(&stage, sets)| {
@@ -485,9 +508,6 @@ impl<'s> Choices<'s> {
 
     /// Adds the longest path where ranks take what the best points of a part do on average. Whether it did not have it.
     fn between(&mut self, part: &mut Part) -> bool {
-        if self.case.question.shards_gradients() {
-            return false;
-        }
         let mut layers_s = self.layers_s.clone();
         for (rank, own) in self.ranks.iter().enumerate() {
             let best = self.best_points(part, rank);

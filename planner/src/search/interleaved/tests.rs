@@ -366,51 +366,34 @@ fn law_no_choice_of_each_layer_takes_less() {
     }
 }
 
-/// Of the choices of all layers that have room, the one that is found takes the least: all are tried.
+/// Of the choices of all layers that have room, the one that is found takes the least, also where gradients rest divided: all are tried.
 #[test]
 fn oracle_no_choice_of_layers_is_better_in_the_step() {
-    let (mut full, mut divided) = (0, 0);
-    for (name, layers, every) in [
-        ("mixtral-8x7b", &[0; 4][..], 3),
-        ("deepseek-v2-lite", &[0, 1, 1][..], 29),
-    ] {
-        let options = SearchOptions::new(BATCH, StackName::Moefold);
-        let layers = (name, layers);
-        each_layout(layers, &options, every, |question, layout, schedules| {
-            if layout.vpp() == 1 {
-                return;
-            }
-            let own = each_in_step((question, layout, schedules));
-            full += own.len();
-            divided += own.into_iter().filter(|is_divided| *is_divided).count();
-        });
+    let models = [
+        ("mixtral-8x7b", &[0; 4][..]),
+        ("deepseek-v2-lite", &[0, 1, 1][..]),
+    ];
+    for (zero, seq_len, every) in [(Zero::States, 4096, [7, 67]), (Zero::Fsdp, 512, [19, 131])] {
+        let (mut full, mut divided) = (0, 0);
+        for (layers, every) in models.into_iter().zip(every) {
+            let options = SearchOptions {
+                zero,
+                ..SearchOptions::new(Batch { seq_len, ..BATCH }, StackName::Moefold)
+            };
+            each_layout(layers, &options, every, |question, layout, schedules| {
+                if layout.vpp() == 1 && layout.pp() > 1 {
+                    return;
+                }
+                let own = each_in_step((question, layout, schedules));
+                full += own.len();
+                divided += own.into_iter().filter(|is_divided| *is_divided).count();
+            });
+        }
+        assert!(full > 20 && divided > 5, "{zero:?}: {divided} of {full}");
     }
-    assert!(full > 20 && divided > 5, "{divided} of {full}");
 }
 
-/// Where gradients rest divided, the bound of one split is no more than any choice of its layers takes, and mostly what the best does.
-#[test]
-fn law_no_choice_takes_less_than_its_bound_where_gradients_rest_divided() {
-    let (mut all, mut near) = (0, 0);
-    for (name, layers, every) in [
-        ("mixtral-8x7b", &[0; 3][..], 5),
-        ("deepseek-v2-lite", &[0, 1, 1][..], 61),
-    ] {
-        let options = SearchOptions {
-            zero: Zero::Fsdp,
-            ..SearchOptions::new(BATCH, StackName::Moefold)
-        };
-        let layers = (name, layers);
-        each_layout(layers, &options, every, |question, layout, schedules| {
-            let own = each_in_step((question, layout, schedules));
-            all += own.len();
-            near += own.into_iter().filter(|is_near| *is_near).count();
-        });
-    }
-    assert!(all > 20 && near * 2 > all, "{near} of {all}");
-}
-
-/// Of a layout under less and less memory, whether choices had to be divided to know the best; where gradients rest divided, whether its bound is near.
+/// Of a layout under less and less memory, whether choices had to be divided to know the best.
 fn each_in_step(
     (question, layout, schedules): (&mut Question<'_>, &Layout, &Schedules),
 ) -> Vec<bool> {
@@ -478,13 +461,11 @@ fn each_in_step(
         let [line_s, least_s] = each.fold([f64::INFINITY; 2], |least, own| {
             [0, 1].map(|price| f64::min(least[price], own[price]))
         });
-        if question.shards_gradients() {
-            let bound_s = split.mixed_bound_s(case, occupancies, &simulated);
-            let what = format!("{layout:?} {limit:?}: {bound_s} {line_s}");
-            assert!(bound_s <= line_s * (1.0 + NEAR), "{what}");
-            divided.push(line_s.is_finite() && line_s <= bound_s * (1.0 + 2.0 * NEAR));
-            continue;
-        }
+        let bound_s = split.mixed_bound_s(case, occupancies, &simulated);
+        assert!(
+            bound_s <= line_s * (1.0 + NEAR),
+            "{layout:?} {limit:?}: {bound_s} {line_s}"
+        );
         let found = |below_s, parts, looks: &Looks<'_>| {
             let under = (occupancies, &simulated);
             let found = split.by_layer_in_step(case, under, (below_s, parts), looks);
