@@ -398,7 +398,7 @@ mod tests {
     use crate::choice::{StackName, Zero};
     use crate::layout::Batch;
     use crate::model::presets;
-    use crate::options::SearchOptions;
+    use crate::options::{Effort, SearchOptions};
     use crate::rules::Rules;
     use crate::search::judged::candidates;
     use crate::search::questions::question;
@@ -450,6 +450,7 @@ mod tests {
             };
             let options = &SearchOptions {
                 top: 200,
+                effort: Effort::Brief,
                 overlap: overlap.map(|kinds| kinds.parse().expect("kinds")),
                 zero,
                 instances: if zero == Zero::Hybrid { 2 } else { 1 },

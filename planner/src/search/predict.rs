@@ -226,13 +226,12 @@ fn time_by_category(
     let hidden = simulated.hidden.seconds().0;
     priced -= hidden;
     time.add(Category::EpComm, Seconds(-hidden));
-    // What the first forward pass of a step waits for beside what all do.
-    let [first, other] = [&times.first_forward, &times.forward].map(|of| of[rank].seconds().0);
-    let gather = first - other;
-    // Launches the device waits for are charged a layer at a time and are in no category above.
     let waits = choice.waits(question, rank);
-    let others = microbatches - 1.0;
-    let sharded = waits.forward * microbatches + waits.backward * others + waits.last_backward;
+    // What the first forward pass of a step waits for beside where weights rest divided.
+    let [first, other] = [&times.first_forward, &times.forward].map(|of| of[rank].seconds().0);
+    let gather = (first - waits.first_forward) - (other - waits.forward);
+    // Launches the device waits for are charged a layer at a time and are in no category above.
+    let sharded = waits.passes_s(choice.layout.microbatches());
     let passes = (simulated.forward + simulated.backward).seconds().0 - gather - sharded;
     time.add(Category::Host, Seconds((passes - priced).max(0.0)));
     time.add(Category::PpComm, simulated.p2p.seconds());

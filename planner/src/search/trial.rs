@@ -298,17 +298,10 @@ impl<'a> Trial<'_, 'a> {
             // First layers of stages compute again; what all of these take at least is kept below.
             let firsts = by_layer && may_move && question.by_layer == Some(ByLayer::Block);
             let mut bound_s = child.bound_s;
-            let sets = if let Some(sets) = question.choices.get(child.choice) {
-                Some(sets.clone())
-            } else {
-                let below_s = if by_time {
-                    self.beaten(outcome)
-                } else {
-                    f64::INFINITY
-                };
-                let asked = (schedule.occupancies, below_s);
+            let sets = question.choices.get(child.choice).cloned().or_else(|| {
+                let asked = (schedule.occupancies, self.beaten(outcome));
                 self.by_layer((case, split), asked, &mut bound_s)
-            };
+            });
             let tried = sets.map(|sets| {
                 self.one(
                     (&mut *schedule, shape),
@@ -388,16 +381,16 @@ impl<'a> Trial<'_, 'a> {
         bound_s: &mut f64,
     ) -> Option<Sets> {
         let (question, unit) = (self.question, self.unit);
-        let fast = split.by_layer(case, occupancies)?;
+        let mut chosen = None;
         // Where one split alone is asked for there is time to choose in the step.
-        if question.splits.len() != 1 || question.by_layer != Some(ByLayer::Each) {
-            return Some(fast);
+        if question.splits.len() == 1 && question.by_layer == Some(ByLayer::Each) {
+            let simulated = unit.schedules.simulated(unit.layout, case.schedule);
+            let (under, asked) = ((occupancies, &simulated), (below_s, PARTS));
+            let found = split.by_layer_in_step(case, under, asked, self.looks);
+            *bound_s = bound_s.max(found.least_s);
+            chosen = found.best.map(|(_, sets)| sets);
         }
-        let simulated = unit.schedules.simulated(unit.layout, case.schedule);
-        let (under, asked) = ((occupancies, &simulated), (below_s, PARTS));
-        let found = split.by_layer_in_step(case, under, asked, self.looks);
-        *bound_s = bound_s.max(found.least_s);
-        Some(found.best.map_or(fast, |(_, sets)| sets))
+        chosen.or_else(|| split.by_layer(case, occupancies))
     }
 
     /// Tries a split under some recompute sets. Where it has no room, the error is what ranks take.

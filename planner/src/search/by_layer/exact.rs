@@ -5,6 +5,8 @@
 //! faster with the best of the others than what was found: dynamic programming with states that a relaxation fathoms (Morin and Marsten,
 //! Branch-and-bound strategies for dynamic programming, 1976).
 
+use std::cell::Cell;
+
 use super::{
     Choice, Chunk, Counts, LayersWay, Row, Way, array, at_instants, fewest, first_unbeaten, held,
     passes, taken, then,
@@ -13,10 +15,14 @@ use crate::memory::Occupancy;
 use crate::runtime::Passes;
 use crate::search::savers::best_steps;
 
-/// Ways of which none is let go of, where not all are looked at.
+/// Ways of which none is let go of, where not all are looked at; few in tests, whose layers are.
 const MANY: usize = if cfg!(test) { 40 } else { 1000 };
 /// Ways of two chunks together that are looked at then.
 const PAIRS: usize = 200_000;
+/// Ways that are held at once, where all are looked at: half a gigabyte or so.
+const HELD: usize = 1 << 22;
+/// After how many ways more it is asked whether to go on.
+const ASKED: usize = 1 << 10;
 /// Ways by what they take at an instant that are kept apart.
 const APART: usize = if cfg!(test) { 24 } else { 400 };
 
@@ -34,22 +40,65 @@ pub(crate) enum Looked<'w> {
 }
 
 impl Looked<'_> {
-    /// Whether so many ways are not too many, of which those of two chunks together are more.
-    fn goes_on(self, ways: usize, pairs: usize) -> bool {
+    /// How many ways are kept, and of two chunks together looked at, at most.
+    fn most(self) -> [usize; 2] {
         match self {
-            Self::Few => ways <= MANY && pairs <= PAIRS,
-            Self::All(goes_on) => goes_on(),
+            Self::Few => [MANY, PAIRS],
+            Self::All(_) => [HELD, usize::MAX],
+        }
+    }
+}
+
+/// Counts ways that are looked at.
+struct Count<'w> {
+    looked: Looked<'w>,
+    seen: Cell<usize>,
+    held: Cell<usize>,
+    is_over: Cell<bool>,
+}
+
+impl<'w> Count<'w> {
+    fn new(looked: Looked<'w>) -> Self {
+        Self {
+            looked,
+            seen: Cell::new(0),
+            held: Cell::new(0),
+            is_over: Cell::new(false),
         }
     }
 
-    /// Ways that no other beats.
-    fn unbeaten<B: AsRef<[i64]>>(self, ways: Vec<Way<B>>) -> Result<Vec<Way<B>>, TooMany> {
-        let mut are_all = true;
-        let ways = first_unbeaten(ways, |kept| {
-            are_all = self.goes_on(kept, 0);
-            are_all
-        });
-        are_all.then_some(ways).ok_or(TooMany)
+    /// Whether another way is looked at, after which `held` may be as many.
+    fn goes_on(&self, held: usize) -> bool {
+        self.seen.set(self.seen.get() + 1);
+        let goes_on = match self.looked {
+            Looked::Few => true,
+            Looked::All(goes_on) => {
+                held <= HELD && (!self.seen.get().is_multiple_of(ASKED) || goes_on())
+            }
+        };
+        self.is_over.set(self.is_over.get() || !goes_on);
+        !self.is_over.get()
+    }
+
+    /// A way, if there is one and it is looked at.
+    fn holds<T>(&self, way: impl FnOnce() -> Option<T>) -> Option<T> {
+        if !self.goes_on(self.held.get()) {
+            return None;
+        }
+        let way = way();
+        self.held.set(self.held.get() + usize::from(way.is_some()));
+        way
+    }
+
+    /// Of ways that were held, those that no other beats.
+    fn unbeaten<B: AsRef<[i64]>>(&self, ways: Vec<Way<B>>) -> Result<Vec<Way<B>>, TooMany> {
+        self.held.set(0);
+        let [most, _] = self.looked.most();
+        let ways = first_unbeaten(ways, |kept| kept <= most && self.goes_on(kept));
+        if self.is_over.get() || ways.len() > most {
+            return Err(TooMany);
+        }
+        Ok(ways)
     }
 }
 
@@ -157,9 +206,9 @@ impl<'r, 'l> Knapsack<'r, 'l> {
         below_s: f64,
         looked: Looked<'_>,
     ) -> Result<Option<Choice>, TooMany> {
-        let chunks = 0..self.chunks.len();
+        let (chunks, count) = (0..self.chunks.len(), Count::new(looked));
         let each: Vec<Row<[i64; 5]>> = chunks
-            .map(|number| self.ways(number, below_s, looked))
+            .map(|number| self.ways(number, below_s, &count))
             .collect::<Result<_, _>>()?;
         let tried = each.iter().enumerate().map(|(number, row)| {
             let chunk = (number, self.counts[number].weight);
@@ -169,27 +218,28 @@ impl<'r, 'l> Knapsack<'r, 'l> {
         let later = self.later(below_s);
         let mut row = Row::new(room.iter().map(|room| -room).collect::<Vec<i64>>());
         for (number, own) in tried.iter().enumerate() {
-            if !looked.goes_on(0, row.last().len() * own.len()) {
+            if row.last().len().saturating_mul(own.len()) > looked.most()[1] {
                 return Err(TooMany);
             }
             let behind = number + 1;
             let fewest = fewest(&tried[behind..], room.len());
             let beside: i64 = self.beside[behind..].iter().sum();
-            let mut ways = row.ways(own, |before, own| {
+            let with = |before: &Way<Vec<i64>>, own: &Way<Vec<i64>>| {
                 let left = -(before.bytes[instant] + own.bytes[instant]) - beside;
                 let least_s = least(&later[behind], left)?;
                 let both = || before.bytes.iter().zip(&own.bytes).map(|(a, b)| a + b);
                 let may_win = before.seconds + own.seconds + least_s < below_s;
                 let fits = may_win && both().zip(&fewest).all(|(both, later)| both + later <= 0);
                 fits.then(|| both().collect())
-            });
+            };
+            let mut ways = row.ways(own, |before, own| count.holds(|| with(before, own)));
             if behind == tried.len() {
                 let fastest = ways
                     .into_iter()
                     .min_by(|a, b| a.seconds.total_cmp(&b.seconds));
                 ways = fastest.into_iter().collect();
             }
-            row.0.push(looked.unbeaten(ways)?);
+            row.0.push(count.unbeaten(ways)?);
         }
         let best = row.last().first().map(|best| {
             let places = row.choices(0).into_iter().zip(&each);
@@ -314,7 +364,7 @@ impl<'r, 'l> Knapsack<'r, 'l> {
         &self,
         number: usize,
         below_s: f64,
-        looked: Looked<'_>,
+        count: &Count<'_>,
     ) -> Result<Row<[i64; 5]>, TooMany> {
         let chunk = self.chunks[number];
         let others = (0..self.chunks.len()).filter(|other| *other != number);
@@ -335,7 +385,7 @@ impl<'r, 'l> Knapsack<'r, 'l> {
         for (layer, choices) in (1..).zip(&chunk.layers) {
             let rest = rest.pop().expect("one for each layer");
             let is_last = layer == chunk.layers.len();
-            let ways = row.ways(choices, |before, own| {
+            let with = |before: &LayersWay, own: &LayersWay| {
                 let seconds = (before.seconds + own.seconds) * self.counts[number].weight;
                 let bytes = then(&before.bytes, &own.bytes);
                 let (bytes, taken) = if is_last {
@@ -347,8 +397,9 @@ impl<'r, 'l> Knapsack<'r, 'l> {
                 };
                 let least_s = least(&rest, self.room - taken)?;
                 (seconds + least_s < below_s).then_some(bytes)
-            });
-            row.0.push(looked.unbeaten(ways)?);
+            };
+            let ways = row.ways(choices, |before, own| count.holds(|| with(before, own)));
+            row.0.push(count.unbeaten(ways)?);
         }
         let mut ways = row.0.pop().expect("what it begins with");
         let among = self.counts[number].among(&ways);

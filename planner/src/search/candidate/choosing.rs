@@ -290,10 +290,10 @@ impl StageSplit {
             let others = u64::from(layout.vpp()) - 1;
             let more = Span(((more_s.min(1e9) * 1e9) as u64).saturating_sub(others));
             let waits = if case.question.shards_gradients() {
-                // One nanosecond more, as spans are rounded.
+                // Three passes are rounded to nanoseconds on either side.
                 let hidden = self.may_hide_s(case, rank, ends);
                 let [usual, last, across] =
-                    hidden.map(|seconds| Seconds(seconds).to_span() + Span(1));
+                    hidden.map(|seconds| Seconds(seconds).to_span() + Span(3));
                 let reduce = &mut times.reduce[rank];
                 *reduce -= across.min(*reduce);
                 [usual, last]

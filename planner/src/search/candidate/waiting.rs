@@ -1,9 +1,9 @@
 //! The choice of layers that compute again one by one under which the step is the shortest where gradients rest divided.
 //!
-//! Which layers take longer then says what passes wait for. So choices are looked at in parts, the one first that may take the least: in a
-//! part each layer takes one of some ways, which follow one another in time. No choice of it takes less than the fastest that fits does where passes
-//! wait for no more than under the slowest ways; nor less than the fastest ways do, which wait for the most ([`StageSplit::times_with`]). It is divided at
-//! the layer whose slowest way hides the most (best-first branch and bound).
+//! Which layers take longer then says what passes wait for. So choices are looked at in parts, the one first that may take the least (best-first branch
+//! and bound): in a part each layer takes one of some ways, which follow one another in time. None of its choices takes less than to compute as the
+//! fastest that fits and wait as under the slowest ways, nor less than the fastest ways take ([`StageSplit::times_with`]). It is divided at the layer whose
+//! slowest way hides the most.
 
 use super::in_step::InStep;
 use super::{Case, NEAR, StageSplit};
@@ -27,7 +27,6 @@ struct Choices<'s> {
 }
 
 /// Choices of which each layer takes one of some ways.
-#[derive(Clone)]
 struct Part<'s> {
     /// By layer, the fastest first.
     ways: Vec<&'s [LayersWay]>,
@@ -54,7 +53,7 @@ impl StageSplit {
         let all = self.ways(case.shape, ALONE);
         let mut open: Vec<Part<'_>> = choices.part(all, 0.0).into_iter().collect();
         let mut left_s = f64::INFINITY;
-        for looked in 1.. {
+        for looked in (1..).step_by(2) {
             let best_s = choices
                 .best
                 .as_ref()
@@ -71,13 +70,9 @@ impl StageSplit {
                 break;
             }
             let part = open.swap_remove(next);
-            match choices.divided(&part) {
-                Some(parts) => {
-                    let each = parts.into_iter();
-                    open.extend(each.filter_map(|ways| choices.part(ways, part.least_s)));
-                }
-                None => left_s = left_s.min(part.least_s),
-            }
+            // What is no longer divided was tried.
+            let halves = choices.divided(&part).into_iter().flatten();
+            open.extend(halves.filter_map(|ways| choices.part(ways, part.least_s)));
         }
         let best = choices.best.filter(|best| best.0 < below_s);
         let best_s = best.as_ref().map_or(below_s, |best| best.0);
@@ -150,7 +145,7 @@ impl<'s> Choices<'s> {
         let (split, case, sets) = (self.split, self.case, &Sets::Each(sets));
         let waits = split.waits(case, ALONE, sets);
         let across_s = split.reduced_across_s(case, ALONE, sets);
-        waits.in_step_s(case.layout.microbatches()) + across_s
+        waits.passes_s(case.layout.microbatches()) + waits.reduce + across_s
     }
 }
 
