@@ -385,20 +385,6 @@ pub(crate) fn open_splits(
     open
 }
 
-/// Whether a cut may take less than `below_s` under some recompute sets: of one stage, whose bound is its step, whether it does and has room.
-fn is_open(
-    (case, cut): (Case<'_>, &[Vec<u32>]),
-    (sets, occupancies): (&Sets, &[Vec<Occupancy>]),
-    below_s: f64,
-) -> bool {
-    if cut.len() > 1 {
-        return true;
-    }
-    let split = StageSplit::new(case, cut.to_vec());
-    let has_room = || peak(&split.memory(case, sets, occupancies)) <= case.question.capacity();
-    split.bound(case, sets).seconds().0 < below_s && has_room()
-}
-
 /// The same of a case: those that are tried, and what is looked for.
 fn open_of_case<'q>(
     (unit, case): (&'q Unit<'_>, Case<'q>),
@@ -506,4 +492,18 @@ fn open_of_case<'q>(
         let left_s = looked_for.add_open((unit, case), under, (below_s, most_work), looks);
         open.left_s = open.left_s.min(left_s);
     }
+}
+
+/// Whether a cut may take less than `below_s` under some recompute sets: of one stage, whose bound is its step, whether it does and has room.
+fn is_open(
+    (case, cut): (Case<'_>, &[Vec<u32>]),
+    (sets, occupancies): (&Sets, &[Vec<Occupancy>]),
+    below_s: f64,
+) -> bool {
+    if cut.len() > 1 {
+        return true;
+    }
+    let split = StageSplit::new(case, cut.to_vec());
+    let has_room = || peak(&split.memory(case, sets, occupancies)) <= case.question.capacity();
+    split.bound(case, sets).seconds().0 < below_s && has_room()
 }

@@ -53,7 +53,9 @@ impl Looked<'_> {
 struct Count<'w> {
     looked: Looked<'w>,
     seen: Cell<usize>,
+    /// Since some were told apart last.
     held: Cell<usize>,
+    /// Whether not all were looked at.
     is_over: Cell<bool>,
 }
 
@@ -67,7 +69,7 @@ impl<'w> Count<'w> {
         }
     }
 
-    /// Whether another way is looked at, after which `held` may be as many.
+    /// Whether another way is looked at, where so many are held.
     fn goes_on(&self, held: usize) -> bool {
         self.seen.set(self.seen.get() + 1);
         let goes_on = match self.looked {
