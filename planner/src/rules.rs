@@ -17,4 +17,4 @@ pub use degrees::Rules;
 pub(crate) use degrees::{MOST_POSITIONS, MOST_TOKENS};
 pub(crate) use graphs::{bounds_rows, preprocesses, to_try as graphs_to_try};
 pub(crate) use keys::{KeyWays, heads};
-pub use space::{MAX_MICROBATCH_TOKENS, TOGETHER, nearest_legal, space, tuples};
+pub use space::{MAX_MICROBATCH_TOKENS, TOGETHER, Variants, nearest_legal, space, tuples};

@@ -66,7 +66,7 @@ use crate::mesh::{GroupKind, placement};
 use crate::model::Model;
 use crate::options::{LeastMemory, PlanError, SearchOptions};
 use crate::plan::{Alternative, PlannedLayout};
-use crate::rules::Rules;
+use crate::rules::{Rules, Variants};
 use crate::runtime::Runtime;
 use crate::simulate::Simulator;
 
@@ -78,7 +78,7 @@ pub use unsearched::unsearched;
 use around::{Means, around, near, num_kept};
 use floor::{ShapeWork, Weights, Works, floor_s, held};
 use front::Known;
-use judged::{Candidates, all_candidates, candidates};
+use judged::{Candidates, candidates};
 use least::{Open, Splits, open_splits};
 use others::{Other, are_asked, others, splits_of_others};
 use predict::Priced;
@@ -262,7 +262,7 @@ fn plan_questions(
         refusals,
         too_large,
         any_legal,
-    } = candidates(questions, gpus, rules, watch)?;
+    } = candidates(questions, (gpus, Variants::Few), rules, watch)?;
     let counts = refusals.iter().map(|r| (r.reason.to_owned(), r.count));
     let mut refused: BTreeMap<String, u64> = counts.collect();
     let sentences = refusals
@@ -348,7 +348,7 @@ fn plan_questions(
 /// Splits of the layout that is asked for which may take less than so many seconds; none where that cannot be told.
 fn splits_below(asked: &Asked<'_>, below_s: f64, which: Splits) -> Option<Open> {
     let layouts = |questions: &[Question<'_>], rules: &Rules| {
-        let found = candidates(questions, asked.gpus, rules, asked.watch);
+        let found = candidates(questions, (asked.gpus, Variants::Few), rules, asked.watch);
         found.ok().map(|found| found.layouts)
     };
     with_units(asked, layouts, |questions, units| {
@@ -368,7 +368,7 @@ fn others_below(asked: &Asked<'_>, best_s: f64) -> Option<Vec<Other>> {
         return None;
     }
     let layouts = |questions: &[Question<'_>], rules: &Rules| {
-        let found = all_candidates(questions, asked.gpus, rules, asked.watch);
+        let found = candidates(questions, (asked.gpus, Variants::All), rules, asked.watch);
         found.ok().map(|found| found.layouts)
     };
     with_units(asked, layouts, |questions, units| {

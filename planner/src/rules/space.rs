@@ -17,6 +17,15 @@ pub const MAX_MICROBATCH_TOKENS: u64 = 1 << 16;
 /// Tuples that are judged together.
 pub const TOGETHER: usize = 1 << 11;
 
+/// Which virtual stages and microbatches are listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variants {
+    /// Those of a [`space`].
+    Few,
+    /// All.
+    All,
+}
+
 /// All tuples of degrees for a job, in a fixed order, that agree with the pins.
 ///
 /// `tp`, `cp`, `pp`, `ep` and `etp` are divisors of `gpus` such that both grids tile it. `vpp` is 1
@@ -32,18 +41,19 @@ pub fn space(
     batch: &Batch,
     pins: &PartialDegrees,
 ) -> impl Iterator<Item = Degrees> + use<> {
-    tuples(model, gpus, batch, pins, pins.names_ranks())
+    tuples(model, gpus, batch, pins, Variants::Few)
 }
 
-/// The tuples of degrees of a space, and of the `whole` one with every value of virtual stages and microbatches, as [`space`] lists it where ranks are named.
+/// The tuples of degrees of a [`space`], or with every value of virtual stages and microbatches, as it lists them where ranks are named.
 pub fn tuples(
     model: &Model,
     gpus: u32,
     batch: &Batch,
     pins: &PartialDegrees,
-    whole: bool,
+    variants: Variants,
 ) -> impl Iterator<Item = Degrees> + use<> {
     let (layers, batch, pins) = (model.layers.len() as u32, *batch, *pins);
+    let whole = variants == Variants::All || pins.names_ranks();
     let axis = divisors(gpus.into(), gpus);
     let pinned = pins.or_one(gpus);
     let impossible = layout::grids(&pinned, &mut Vec::new()).is_none();

@@ -399,7 +399,7 @@ mod tests {
     use crate::layout::Batch;
     use crate::model::presets;
     use crate::options::{Effort, SearchOptions};
-    use crate::rules::Rules;
+    use crate::rules::{Rules, Variants};
     use crate::search::judged::candidates;
     use crate::search::questions::question;
     use crate::search::shape::Shapes;
@@ -470,9 +470,14 @@ mod tests {
             let question = question(&asked, rules);
             let question = question.expect("legal");
             let question = &question;
-            let layouts = candidates(std::slice::from_ref(question), gpus, rules, &unwatched)
-                .expect("unwatched")
-                .layouts;
+            let layouts = candidates(
+                std::slice::from_ref(question),
+                (gpus, Variants::Few),
+                rules,
+                &unwatched,
+            )
+            .expect("unwatched")
+            .layouts;
             let works = Works::new(question, layouts.iter(), &unwatched);
             let works = works.expect("unwatched");
             for layout in layouts.iter().step_by(every) {

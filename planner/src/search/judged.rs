@@ -10,7 +10,7 @@ use super::watch::{Looks, Phase, Watch};
 use crate::layout::{Degrees, Layout, Order, PartialDegrees};
 use crate::mesh::{GroupKind, placement};
 use crate::options::{PlanError, SearchOptions};
-use crate::rules::{Rules, TOGETHER, tuples};
+use crate::rules::{Rules, TOGETHER, Variants, tuples};
 
 /// See the module's documentation.
 #[derive(Default)]
@@ -40,39 +40,17 @@ pub(super) struct Refusal {
 /// Tuples that are judged between two looks at the watch.
 const JUDGED: usize = 1 << 16;
 
-/// Those of a [`space`](crate::rules::space).
+/// Those of all tuples of degrees for a job.
 pub(super) fn candidates(
     questions: &[Question<'_>],
-    gpus: u32,
+    (gpus, variants): (u32, Variants),
     rules: &Rules,
-    watch: &Watch<'_>,
-) -> Result<Candidates, PlanError> {
-    judged((questions, rules), gpus, false, watch)
-}
-
-/// Those of all virtual stages and microbatches.
-pub(super) fn all_candidates(
-    questions: &[Question<'_>],
-    gpus: u32,
-    rules: &Rules,
-    watch: &Watch<'_>,
-) -> Result<Candidates, PlanError> {
-    judged((questions, rules), gpus, true, watch)
-}
-
-fn judged(
-    (questions, rules): (&[Question<'_>], &Rules),
-    gpus: u32,
-    all: bool,
     watch: &Watch<'_>,
 ) -> Result<Candidates, PlanError> {
     let question = &questions[0];
     let options = question.options;
     let spaces = pins(options, gpus);
-    let each = |pins: &PartialDegrees| {
-        let whole = all || pins.names_ranks();
-        tuples(question.model, gpus, &options.batch, pins, whole)
-    };
+    let each = |pins: &PartialDegrees| tuples(question.model, gpus, &options.batch, pins, variants);
     let begins = Looks::new(watch, Phase::Judging, 0);
     if begins.look().is_break() {
         return Err(PlanError::Stopped);

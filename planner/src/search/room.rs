@@ -617,7 +617,7 @@ mod tests {
     use crate::layout::Batch;
     use crate::model::presets;
     use crate::options::SearchOptions;
-    use crate::rules::Rules;
+    use crate::rules::{Rules, Variants};
     use crate::schedule::Schedule;
     use crate::search::Asked;
     use crate::search::candidate::StageSplit;
@@ -653,9 +653,14 @@ mod tests {
         let asked = Asked::new(&model, cluster, 32, options, costs, &Declared);
         let question = question(&asked, rules);
         let question = &question.expect("legal");
-        let layouts = candidates(std::slice::from_ref(question), 32, rules, &unwatched)
-            .expect("unwatched")
-            .layouts;
+        let layouts = candidates(
+            std::slice::from_ref(question),
+            (32, Variants::Few),
+            rules,
+            &unwatched,
+        )
+        .expect("unwatched")
+        .layouts;
         let (mut seen, mut refused) = (0, 0);
         for layout in layouts.iter().step_by(every) {
             let shapes = Shape::under(question, layout, &question.sets);

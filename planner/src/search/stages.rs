@@ -461,7 +461,7 @@ mod tests {
     use crate::layout::{Batch, Layout};
     use crate::model::{Model, presets};
     use crate::options::SearchOptions;
-    use crate::rules::Rules;
+    use crate::rules::{Rules, Variants};
     use crate::schedule::Schedule;
     use crate::search::Asked;
     use crate::search::judged::candidates;
@@ -485,7 +485,12 @@ mod tests {
         let rules = &Rules::of(model, options);
         let asked = Asked::new(model, cluster, 16, options, costs, &Declared);
         let question = &question(&asked, rules).expect("legal");
-        let layouts = candidates(std::slice::from_ref(question), 16, rules, &unwatched);
+        let layouts = candidates(
+            std::slice::from_ref(question),
+            (16, Variants::Few),
+            rules,
+            &unwatched,
+        );
         let layouts = layouts.expect("unwatched").layouts;
         let mut off = [Vec::new(), Vec::new()];
         let is_cut = |layout: &&Layout| layout.pp() > 1 && layout.stages() <= LAYERS;

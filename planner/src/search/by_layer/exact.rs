@@ -69,13 +69,13 @@ impl<'w> Count<'w> {
         }
     }
 
-    /// Whether another way is looked at, where so many are held.
-    fn goes_on(&self, held: usize) -> bool {
+    /// Whether another way is looked at.
+    fn goes_on(&self) -> bool {
         self.seen.set(self.seen.get() + 1);
         let goes_on = match self.looked {
             Looked::Few => true,
             Looked::All(goes_on) => {
-                held <= HELD && (!self.seen.get().is_multiple_of(ASKED) || goes_on())
+                self.held.get() <= HELD && (!self.seen.get().is_multiple_of(ASKED) || goes_on())
             }
         };
         self.is_over.set(self.is_over.get() || !goes_on);
@@ -84,7 +84,7 @@ impl<'w> Count<'w> {
 
     /// A way, if there is one and it is looked at.
     fn holds<T>(&self, way: impl FnOnce() -> Option<T>) -> Option<T> {
-        if !self.goes_on(self.held.get()) {
+        if !self.goes_on() {
             return None;
         }
         let way = way();
@@ -96,7 +96,7 @@ impl<'w> Count<'w> {
     fn unbeaten<B: AsRef<[i64]>>(&self, ways: Vec<Way<B>>) -> Result<Vec<Way<B>>, TooMany> {
         self.held.set(0);
         let [most, _] = self.looked.most();
-        let ways = first_unbeaten(ways, |kept| kept <= most && self.goes_on(kept));
+        let ways = first_unbeaten(ways, |kept| kept <= most && self.goes_on());
         if self.is_over.get() || ways.len() > most {
             return Err(TooMany);
         }

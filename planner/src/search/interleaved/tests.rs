@@ -12,7 +12,7 @@ use crate::choice::{Optimizer, ScheduleName, StackName, Zero};
 use crate::layout::{Batch, Layout};
 use crate::model::presets;
 use crate::options::{Routing, SearchOptions};
-use crate::rules::Rules;
+use crate::rules::{Rules, Variants};
 use crate::runtime::{StageMemory, WorkingSets};
 use crate::search::Asked;
 use crate::search::by_set::BySet;
@@ -90,7 +90,7 @@ fn each_layout(
     let mut question = question(&asked, rules).expect("legal");
     let found = candidates(
         std::slice::from_ref(&question),
-        16,
+        (16, Variants::Few),
         rules,
         &watch::unwatched,
     );

@@ -6,7 +6,7 @@ use super::*;
 use crate::layout::PartialDegrees;
 use crate::options::Effort;
 use crate::plan::LayoutRecord;
-use crate::rules::{Rules, tuples};
+use crate::rules::{Rules, Variants, tuples};
 use crate::search::candidate::NEAR;
 use crate::search::{Asked, Phase, Progress, plan_briefly, plan_watched};
 
@@ -79,7 +79,7 @@ fn oracle_no_layout_alone_takes_less_than_what_is_proven_best() {
         proven += u32::from(found.search.optimal);
         let costs = Costs::for_cluster(&cluster, &[]);
         // Every second one, to save time.
-        let all = tuples(&model, 8, &options.batch, &options.pins, true);
+        let all = tuples(&model, 8, &options.batch, &options.pins, Variants::All);
         for degrees in all.into_iter().step_by(2) {
             let Ok(layout) = Rules::of(&model, &options).layout(&degrees) else {
                 continue;

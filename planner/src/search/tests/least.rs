@@ -8,7 +8,7 @@ use crate::choice::{ScheduleName, StackName};
 use crate::layout::{Batch, Layout};
 use crate::model::{Model, presets};
 use crate::options::SearchOptions;
-use crate::rules::Rules;
+use crate::rules::{Rules, Variants};
 use crate::search::candidate::{Case, StageSplit};
 use crate::search::judged::candidates;
 use crate::search::questions;
@@ -169,7 +169,12 @@ fn of_layers(stack: StackName, schedule: Option<ScheduleName>, every: usize) -> 
     );
     let asked = Asked::new(&model, &cluster, 16, &options, &costs, &Declared);
     let question = &questions::question(&asked, &rules).expect("legal");
-    let layouts = candidates(std::slice::from_ref(question), 16, &rules, &unwatched);
+    let layouts = candidates(
+        std::slice::from_ref(question),
+        (16, Variants::Few),
+        &rules,
+        &unwatched,
+    );
     let layouts = layouts.expect("unwatched").layouts;
     let schedules = Schedules::new(question, &layouts, &unwatched).expect("unwatched");
     let is_cut = |layout: &&Layout| layout.pp() > 1 && layout.stages() <= LAYERS;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::layout::Layout;
-use crate::rules::Rules;
+use crate::rules::{Rules, Variants};
 use crate::search::judged::candidates;
 use crate::search::questions::question;
 use crate::search::shape::{Shapes, shape_key};
@@ -27,7 +27,7 @@ fn law_shapes_that_layouts_share_are_those_of_each() {
         let asked = Asked::new(&model, &cluster, 64, &options, costs, &Declared);
         let question = question(&asked, rules).expect("legal");
         let questions = std::slice::from_ref(&question);
-        let layouts = candidates(questions, 64, rules, &unwatched);
+        let layouts = candidates(questions, (64, Variants::Few), rules, &unwatched);
         let mut layouts = layouts.expect("unwatched").layouts;
         layouts.sort_by_key(Layout::pp);
         let shared = shapes(&layouts, questions);
